@@ -1,0 +1,67 @@
+"""Fused attention kernels that also return the logsumexp, on one head: the engine of the fast InfoNCE."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.float16, torch.bfloat16)
+_aten = torch.ops.aten
+
+#: On CUDA one head and few queries occupy few multiprocessors; a queue is therefore cut into up to so many segments.
+MAX_SEGMENTS = 64
+MIN_SEGMENT_ROWS = 512
+
+
+def available(query: Tensor) -> bool:
+    """Whether a kernel runs for queries of this device, dtype and dimension."""
+    dim = query.shape[1]
+    if query.device.type == "cpu":
+        floats = (torch.float32, torch.float64, *_HALF)
+        return hasattr(_aten, "_scaled_dot_product_flash_attention_for_cpu") and query.dtype in floats
+    if query.device.type == "cuda":
+        # The efficient kernel loads rows of 16 bytes.
+        return query.dtype in (torch.float32, *_HALF) and dim % (16 // query.element_size()) == 0
+    return False
+
+
+def attend(query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``softmax(q·k) k`` (N, D) and ``logsumexp(q·k)`` (N) of queries (N, D) over keys (K, D), K >= 1."""
+    if query.device.type == "cpu":
+        return _attend_cpu(query.contiguous(), keys.contiguous())
+    return _attend_cuda(query.contiguous(), keys.contiguous())
+
+
+def _attend_cpu(query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    q, k = query[None, None], keys[None, None]
+    out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, scale=1.0)
+    return out[0, 0], lse.reshape(-1)
+
+
+def segments(rows: int) -> int:
+    """How many equal segments to cut ``rows`` keys into for CUDA: the largest power of two that leaves none short."""
+    count = 1
+    while count < MAX_SEGMENTS and rows % (2 * count) == 0 and rows // (2 * count) >= MIN_SEGMENT_ROWS:
+        count *= 2
+    return count
+
+
+def _attend_cuda(query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    n, dim = query.shape
+    count = segments(keys.shape[0])
+    q = query[None, None].expand(count, 1, n, dim)  # S x 1 x N x D
+    k = keys.view(count, 1, keys.shape[0] // count, dim)  # S x 1 x K/S x D
+    if query.dtype in _HALF and dim <= 256 and torch.cuda.get_device_capability(query.device) >= (8, 0):
+        out, lse = _aten._scaled_dot_product_flash_attention(q, k, k, scale=1.0)[:2]
+    else:
+        out, lse = _aten._scaled_dot_product_efficient_attention(q, k, k, None, True, scale=1.0)[:2]
+    return join_segments(out[:, 0], lse[:, 0, :n])  # the kernel pads the logsumexp to a multiple of 32
+
+
+def join_segments(out: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Join the attention of S segments, (S, N, D) and (S, N), into (N, D) and (N); exact."""
+    if out.shape[0] == 1:
+        return out[0], lse[0]
+    total = lse.logsumexp(0)  # N
+    weights = torch.exp(lse - total)  # S x N
+    return torch.einsum("sn,snd->nd", weights, out.to(lse.dtype)).to(out.dtype), total

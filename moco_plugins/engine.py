@@ -1,0 +1,72 @@
+"""What a training framework offers to moco-plugins, and what it is asked to do: one job, one outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+@dataclass
+class TrainingJob:
+    """One training run, described without any framework; an engine carries it out.
+
+    ``loader`` is a ``torch.utils.data.DataLoader`` that yields ``(views, labels)``, with views a pair of (N, C, H, W).
+    The engine calls ``set_epoch(epoch)`` on the loader's ``batch_sampler`` (or ``sampler``) before each epoch where
+    there is one, steps the scheduler once per optimiser step, and leaves all other state to the method itself.
+    """
+
+    method: nn.Module
+    loader: Iterable[Any]
+    epochs: int
+    #: Builds the optimiser from the method; called once, after the method is on its device.
+    make_optimizer: Callable[[nn.Module], Optimizer]
+    #: Builds the schedule from the optimiser and the total number of optimiser steps; None: constant rate.
+    make_scheduler: Callable[[Optimizer, int], LRScheduler] | None
+    #: Where the engine keeps its checkpoints and logs.
+    folder: Path
+    #: Continue from the newest checkpoint in ``folder`` where there is one.
+    resume: bool = True
+    device: str = "auto"
+    devices: int = 1
+    num_nodes: int = 1
+    precision: str = "32"
+    seed: int = 0
+    #: Called on rank 0 after each step with (step counted from 1, loss).
+    on_step: Callable[[int, float], None] = lambda step, loss: None
+    #: Called on rank 0 after each epoch with the epoch counted from 1; the method is unwrapped and may be evaluated.
+    on_epoch: Callable[[int], None] = lambda epoch: None
+    #: Further options of the engine itself, handed through as they are (Trainer arguments, Runner config).
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class TrainingOutcome:
+    """What an engine reports of a job: optimiser steps made in all, and in this call (less after a resume)."""
+
+    steps: int
+    steps_now: int
+    log_folder: Path | None = None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A framework that moco-plugins works in.
+
+    ``activate`` registers our classes with the framework and may be called any number of times. ``engine`` trains a
+    :class:`TrainingJob`; ``train_config`` is the command ``moco-plugins train`` (arguments -> exit status).
+    Both import the framework when they are called, not before.
+    """
+
+    name: str
+    framework: str
+    #: The extra of moco-plugins, or the distribution, that brings the framework: ``pip install "moco-plugins[...]"``.
+    install: str
+    activate: Callable[[], None]
+    engine: Callable[[TrainingJob], TrainingOutcome] | None = None
+    train_config: Callable[[Sequence[str]], int] | None = None

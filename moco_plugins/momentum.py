@@ -1,0 +1,110 @@
+"""The momentum update of the key encoder: k <- m k + (1 - m) q (He et al. 2020, arXiv:1911.05722, equation 2).
+
+``momentum`` always is m, the fraction of the key encoder that is kept: 0.999 in the paper. (MMEngine's averaged models
+and BatchNorm use the opposite sign.)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+#: A number, or a function of (step, total steps or None) that returns one.
+Schedule = float | Callable[[int, int | None], float]
+
+
+class MomentumRule(Protocol):
+    """How key tensors follow query tensors; plugins may bring others (hook ``moco_build_momentum``)."""
+
+    def __call__(self, key: Sequence[Tensor], query: Sequence[Tensor], momentum: float) -> None:
+        """Move ``key`` in place."""
+
+
+@torch.no_grad()
+def ema(key: Sequence[Tensor], query: Sequence[Tensor], momentum: float) -> None:
+    """Move ``key`` towards ``query`` in place: k <- m k + (1 - m) q. Storage is kept."""
+    if key:
+        torch._foreach_lerp_(list(key), list(query), 1.0 - momentum)
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """A half cosine from ``start`` to ``end`` over the training; ``start`` while the total is unknown.
+
+    MoCo v3 (Chen et al. 2021, arXiv:2104.02057, section 4.1) takes the momentum from 0.99 to 1.
+    """
+
+    start: float
+    end: float
+
+    def __call__(self, step: int, total: int | None) -> float:
+        """Return the value at ``step`` of ``total``."""
+        if not total:
+            return self.start
+        progress = min(max(step / total, 0.0), 1.0)
+        return self.end - (self.end - self.start) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def value_at(schedule: Schedule, step: int, total: int | None) -> float:
+    """The value of a number or schedule at a step."""
+    return float(schedule(step, total)) if callable(schedule) else float(schedule)
+
+
+def check_momentum(momentum: Schedule, allow_low: bool) -> None:
+    """Refuse a momentum outside [0, 1], and one below 0.5 unless it is wanted: the mark of the opposite sign."""
+    value = value_at(momentum, 0, None)
+    if not 0 <= value <= 1:
+        raise ValueError(f"momentum={momentum!r} is {value} at the start; it must lie in [0, 1] (0.999 in the paper)")
+    if value < 0.5 and not allow_low:
+        raise ValueError(
+            f"momentum={momentum!r}: here momentum is the fraction of the key encoder that is kept at each step (0.999 in "
+            f"the paper); MMEngine and mmpretrain count the other way round. If you mean theirs, write "
+            f"{round(1 - value, 10)}; if you really want {value}, pass allow_low_momentum=True"
+        )
+
+
+def pair_parameters(query: nn.Module, key: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
+    """Pair the floating-point parameters of two encoders by name: (query, key).
+
+    Raises:
+        ValueError: a name or a shape is in one of them only.
+    """
+    queries, keys = (
+        {name: p for name, p in module.named_parameters() if p.is_floating_point()} for module in (query, key)
+    )
+    _same_names(queries.keys(), keys.keys(), "parameters")
+    for name, parameter in queries.items():
+        if parameter.shape != keys[name].shape:
+            raise ValueError(
+                f"key_encoder: parameter {name} has shape {tuple(keys[name].shape)} and the query encoder's "
+                f"{tuple(parameter.shape)}; both encoders must have the same architecture"
+            )
+    return [(parameter, keys[name]) for name, parameter in queries.items()]
+
+
+def pair_buffers(query: nn.Module, key: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """Pair the buffers of two encoders by name: (query, key)."""
+    queries, keys = dict(query.named_buffers()), dict(key.named_buffers())
+    _same_names(queries.keys(), keys.keys(), "buffers")
+    return [(buffer, keys[name]) for name, buffer in queries.items()]
+
+
+def _same_names(query: Sequence[str] | object, key: object, what: str) -> None:
+    missing, extra = sorted(set(query) - set(key)), sorted(set(key) - set(query))  # type: ignore[call-overload]
+    if missing or extra:
+        raise ValueError(
+            f"key_encoder: its {what} differ from the query encoder's: missing {missing[:5]}, extra {extra[:5]}; "
+            "both encoders must have the same architecture"
+        )
+
+
+@torch.no_grad()
+def copy_module(query: nn.Module, key: nn.Module) -> None:
+    """Make ``key`` equal to ``query``, parameters and buffers, in place."""
+    for source, target in (*pair_parameters(query, key), *pair_buffers(query, key)):
+        target.copy_(source)

@@ -1,0 +1,261 @@
+"""The plugin manager: who is there, what each provides, and one thin function per hook.
+
+Nobody else touches pluggy. Plugins are found by entry point (group ``moco_plugins``) at first use. One that cannot be
+imported gives a warning and the rest work; a misspelt hook and a name claimed twice are errors that name the plugin.
+``MOCO_PLUGINS_BLOCK=a,b`` keeps plugins out by name.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from . import hookspecs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from .engine import Adapter
+    from .infonce import ContrastiveLoss
+    from .momentum import MomentumRule
+
+GROUP = "moco_plugins"
+
+
+class PluginError(RuntimeError):
+    """A plugin is wrong: a misspelt hook, a name claimed twice, an answer that is not what the hook asks for."""
+
+
+class UnknownNameError(LookupError):
+    """Something asked for by name that no plugin provides; the message lists what there is."""
+
+
+@dataclass(frozen=True)
+class PluginInfo:
+    """A loaded plugin: its name, where it comes from, the hooks it implements."""
+
+    name: str
+    distribution: str
+    version: str
+    hooks: tuple[str, ...]
+
+
+def _blocked() -> set[str]:
+    return {name.strip() for name in os.environ.get("MOCO_PLUGINS_BLOCK", "").split(",") if name.strip()}
+
+
+@functools.cache
+def manager() -> pluggy.PluginManager:
+    """Return the one plugin manager, with the built-in parts and all entry points loaded."""
+    pm = pluggy.PluginManager(hookspecs.PROJECT)
+    pm.add_hookspecs(hookspecs)
+    for name in _blocked():
+        pm.set_blocked(name)
+    from . import builtin
+
+    pm.register(builtin, "builtin")
+    for entry_point in metadata.entry_points(group=GROUP):
+        _load(pm, entry_point)
+    return pm
+
+
+def _load(pm: pluggy.PluginManager, entry_point: metadata.EntryPoint) -> None:
+    if pm.is_blocked(entry_point.name) or pm.has_plugin(entry_point.name):
+        return
+    try:
+        plugin = entry_point.load()
+    except Exception as error:  # a broken plugin must not take the host down, whatever it raises
+        source = entry_point.dist.name if entry_point.dist else entry_point.value
+        warnings.warn(
+            f"moco-plugins: plugin {entry_point.name!r} of {source} could not be loaded and is left out: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
+        )
+        return
+    if not pm.is_registered(plugin):
+        register(plugin, entry_point.name, pm)
+
+
+def register(plugin: object, name: str, pm: pluggy.PluginManager | None = None) -> None:
+    """Register a plugin by hand (a module or object with hook implementations).
+
+    Raises:
+        PluginError: one of its hooks does not exist or asks for arguments that the hook has not.
+    """
+    pm = pm or manager()
+    try:
+        pm.register(plugin, name)
+        pm.check_pending()
+    except pluggy.PluginValidationError as error:
+        if pm.has_plugin(name):
+            pm.unregister(name=name)
+        known = ", ".join(sorted(n for n in vars(hookspecs) if n.startswith("moco_")))
+        raise PluginError(f"plugin {name!r}: {error}. The hooks are: {known}") from error
+
+
+def unregister(name: str) -> None:
+    """Remove a plugin by name."""
+    manager().unregister(name=name)
+
+
+def list_plugins() -> list[PluginInfo]:
+    """List the loaded plugins with their distribution, version and hooks."""
+    pm = manager()
+    sources = {}
+    for entry_point in metadata.entry_points(group=GROUP):
+        if entry_point.dist is not None:
+            sources[entry_point.name] = (entry_point.dist.name, entry_point.dist.version)
+    own = ("moco-plugins", metadata.version("moco-plugins"))
+    infos = []
+    for name, plugin in pm.list_name_plugin():
+        if plugin is None:  # blocked
+            continue
+        distribution, version = own if name == "builtin" else sources.get(name, ("(registered by hand)", ""))
+        hooks = tuple(sorted(caller.name for caller in pm.get_hookcallers(plugin) or ()))
+        infos.append(PluginInfo(name, distribution, version, hooks))
+    return sorted(infos, key=lambda info: (info.name != "builtin", info.name))
+
+
+def _each(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
+    """Call ``hook`` plugin by plugin: (plugin name, answer), answers of None left out."""
+    pm = manager()
+    everybody = [plugin for _, plugin in pm.list_name_plugin() if plugin is not None]
+    answers = []
+    for name, plugin in pm.list_name_plugin():
+        callers = pm.get_hookcallers(plugin) if plugin is not None else None
+        if any(caller.name == hook for caller in callers or ()):
+            only = pm.subset_hook_caller(hook, [other for other in everybody if other is not plugin])
+            answers += [(name, answer) for answer in only(**arguments) if answer is not None]
+    return answers
+
+
+def _build(hook: str, kind: str, name: str, **arguments: Any) -> Any:
+    answers = _each(hook, name=name, **arguments)
+    if not answers:
+        raise UnknownNameError(
+            f"{kind}={name!r}: no plugin provides it. Loaded plugins: {', '.join(p.name for p in list_plugins())}; "
+            f"built-in names are in the documentation of the hook {hook}"
+        )
+    if len(answers) > 1:
+        raise PluginError(_twice(kind, name, [plugin for plugin, _ in answers]))
+    return answers[0][1]
+
+
+def _twice(kind: str, name: str, plugin_names: list[str]) -> str:
+    both = " and ".join(repr(plugin) for plugin in plugin_names)
+    return f"{kind} {name!r} is provided by two plugins, {both}; keep one out with MOCO_PLUGINS_BLOCK={plugin_names[-1]}"
+
+
+def _collect(hook: str, kind: str) -> dict[str, tuple[str, Any]]:
+    """Merge the mappings that plugins offer: name -> (plugin, value)."""
+    merged: dict[str, tuple[str, Any]] = {}
+    for plugin, offered in _each(hook):
+        for name, value in offered.items():
+            if name in merged:
+                raise PluginError(_twice(kind, name, [merged[name][0], plugin]))
+            merged[name] = (plugin, value)
+    return dict(sorted(merged.items()))
+
+
+def _pick(table: Mapping[str, tuple[str, Any]], kind: str, name: str) -> Any:
+    if name not in table:
+        known = ", ".join(f"{n} ({plugin})" for n, (plugin, _) in table.items()) or "none"
+        raise UnknownNameError(f"{kind}={name!r} is not known. There are (plugin in brackets): {known}")
+    return table[name][1]
+
+
+def build_queue(name: str, size: int, dim: int, options: Mapping[str, Any]) -> nn.Module:
+    """Build the queue called ``name``."""
+    return _build("moco_build_queue", "queue", name, size=size, dim=dim, options=options)
+
+
+def build_momentum(name: str, options: Mapping[str, Any]) -> MomentumRule:
+    """Build the momentum rule called ``name``."""
+    return _build("moco_build_momentum", "momentum_rule", name, options=options)
+
+
+def build_loss(name: str, options: Mapping[str, Any]) -> ContrastiveLoss:
+    """Build the contrastive loss called ``name``."""
+    return _build("moco_build_loss", "loss", name, options=options)
+
+
+def build_views(name: str, image_size: int, options: Mapping[str, Any]) -> Callable[[Any], Any]:
+    """Build the two-view transform called ``name``."""
+    return _build("moco_build_views", "views", name, image_size=image_size, options=options)
+
+
+def methods() -> dict[str, tuple[str, Callable[..., nn.Module]]]:
+    """All methods: name -> (plugin, factory)."""
+    return _collect("moco_methods", "method")
+
+
+def method_factory(name: str) -> Callable[..., nn.Module]:
+    """The factory of one method, or an error that lists all."""
+    return _pick(methods(), "method", name)
+
+
+def datasets() -> dict[str, tuple[str, Callable[..., Any]]]:
+    """All data sets: name -> (plugin, factory)."""
+    return _collect("moco_datasets", "data set")
+
+
+def dataset_factory(name: str) -> Callable[..., Any]:
+    """The factory of one data set, or an error that lists all."""
+    return _pick(datasets(), "data", name)
+
+
+def adapters() -> dict[str, tuple[str, Adapter]]:
+    """All adapters: name -> (plugin, adapter)."""
+    table: dict[str, tuple[str, Adapter]] = {}
+    for plugin, offered in _each("moco_adapters"):
+        for adapter in offered:
+            if adapter.name in table:
+                raise PluginError(_twice("adapter", adapter.name, [table[adapter.name][0], plugin]))
+            table[adapter.name] = (plugin, adapter)
+    return dict(sorted(table.items()))
+
+
+def adapter(name: str) -> Adapter:
+    """One adapter by name, or an error that lists all."""
+    return _pick(adapters(), "engine", name)
+
+
+def report_sections(results: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Further sections of the report, from all plugins."""
+    return [section for _, offered in _each("moco_report_sections", results=results) for section in offered]
+
+
+def activate_loaded_frameworks() -> None:
+    """Activate the adapters whose framework is already imported; called by ``import moco_plugins``.
+
+    Only entry points named after a loaded module are looked at, so that a plugin which imports ``moco_plugins`` itself
+    is never loaded half-imported.
+    """
+    blocked = _blocked()
+    for entry_point in metadata.entry_points(group=GROUP):
+        if entry_point.name in sys.modules and entry_point.name not in blocked:
+            activate(entry_point.name)
+
+
+def activate(framework: str) -> None:
+    """Activate the adapters of one framework (a module name); a broken adapter gives a warning, not an error."""
+    for entry_point in metadata.entry_points(group=GROUP, name=framework):
+        if entry_point.name in _blocked():
+            continue
+        try:
+            for offered in entry_point.load().moco_adapters():
+                if offered.framework == framework:
+                    offered.activate()
+        except Exception as error:  # as in _load: the host must live
+            warnings.warn(
+                f"moco-plugins: the adapter for {framework} could not be activated: {type(error).__name__}: {error}",
+                stacklevel=2,
+            )

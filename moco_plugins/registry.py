@@ -1,0 +1,5 @@
+"""MMEngine imports this module when it meets the scope ``moco_plugins``; nothing else does."""
+
+from .plugins import activate
+
+activate("mmengine")
