@@ -1,0 +1,23 @@
+"""MoCo (Momentum Contrast) for any PyTorch training framework.
+
+    from moco_plugins import MoCo
+    moco = MoCo(backbone, feature_dim=512)
+    loss = moco(views)
+
+A part, method, data set or framework is added by a plugin: a module with functions marked :data:`hookimpl`, named in
+the entry-point group ``moco_plugins``. :mod:`moco_plugins.hookspecs` lists what can be plugged in.
+"""
+
+from . import plugins
+from .hookspecs import hookimpl
+from .infonce import info_nce
+from .key_queue import KeyQueue
+from .moco import MoCo
+from .momentum import Cosine
+from .views import TwoViews
+
+__version__ = "0.1.0"
+__all__ = ["Cosine", "KeyQueue", "MoCo", "TwoViews", "hookimpl", "info_nce"]
+
+# With MMEngine's custom_imports the framework is there first; where it comes later, it imports moco_plugins.registry.
+plugins.activate_loaded_frameworks()

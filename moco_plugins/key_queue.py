@@ -81,7 +81,7 @@ class KeyQueue(nn.Module):
         n = keys.shape[0]
         if n == 0:
             return
-        rows = F.normalize(keys.detach().to(self.keys.device, self.keys.dtype), dim=1)  # N x D
+        rows = _unit(keys.detach().to(self.keys.device, self.keys.dtype))  # N x D
         finite = torch.isfinite(rows).all(1)  # N
         count = finite.sum()
         # Finite rows move to the end, in order. The rows before them are turned away: each lands on a row that stays as
@@ -165,3 +165,10 @@ class KeyQueue(nn.Module):
         self.ptr.fill_(len(kept) % self.size)
         self.filled.fill_(len(kept))
         self.skipped.copy_(saved["skipped"])
+
+
+def _unit(rows: Tensor) -> Tensor:
+    """Normalise rows; those of unit length, to rounding, stay bit for bit: the queue holds the keys that were used."""
+    norm = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    tolerance = 32 * torch.finfo(rows.dtype).eps
+    return torch.where((norm - 1).abs() <= tolerance, rows, rows / norm.clamp_min(1e-12))

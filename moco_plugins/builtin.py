@@ -1,0 +1,61 @@
+"""The default parts, registered through the same hooks as everybody's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from .hookspecs import hookimpl
+from .infonce import ContrastiveLoss, info_nce
+from .key_queue import KeyQueue
+from .moco import MoCo
+from .momentum import MomentumRule, ema
+from .views import AffineViews, TwoViews
+
+
+@hookimpl
+def moco_build_queue(name: str, size: int, dim: int, options: Mapping[str, Any]) -> KeyQueue | None:
+    """The ring of the newest K keys."""
+    return KeyQueue(size, dim, **options) if name == "ring" else None
+
+
+@hookimpl
+def moco_build_momentum(name: str, options: Mapping[str, Any]) -> MomentumRule | None:
+    """The exponential moving average of the paper."""
+    return partial(ema, **options) if name == "ema" else None
+
+
+@hookimpl
+def moco_build_loss(name: str, options: Mapping[str, Any]) -> ContrastiveLoss | None:
+    """InfoNCE, fused where it can be."""
+    return partial(info_nce, **options) if name == "info_nce" else None
+
+
+@hookimpl
+def moco_build_views(name: str, image_size: int, options: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+    """The papers' views, and batched affine ones."""
+    if name == "affine":
+        return AffineViews(image_size, **options)
+    return TwoViews(name, image_size, **options) if name in ("v1", "v2", "v2+", "v3") else None
+
+
+def _moco(variant: str) -> Callable[..., nn.Module]:
+    # A partial, not a closure: the harness reads a factory's options from its signature.
+    return partial(MoCo, variant=variant)
+
+
+@hookimpl
+def moco_methods() -> Mapping[str, Callable[..., nn.Module]]:
+    """The MoCo family."""
+    return {"moco-v1": _moco("v1"), "moco-v2": _moco("v2"), "moco-v2plus": _moco("v2+"), "moco-v3": _moco("v3")}
+
+
+@hookimpl
+def moco_datasets() -> Mapping[str, Callable[..., Any]]:
+    """Embedded data sets, and torchvision's by name."""
+    from .datasets import DATASETS
+
+    return DATASETS

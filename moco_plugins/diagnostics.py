@@ -1,0 +1,133 @@
+"""Is it learning, has it collapsed, are the keys stale? Computed when asked for, from the last step's tensors."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+#: Below a tenth of 1/sqrt(D), the feature std of unit vectors spread evenly, all images map to nearly the same point.
+COLLAPSE_RATIO = 0.1
+
+
+@dataclass
+class LastStep:
+    """What one forward pass leaves behind for :func:`describe`; references, nothing computed."""
+
+    loss: Tensor
+    query: Tensor  #: (N, D), normalised
+    key: Tensor  #: (N, D), normalised, the positives
+    temperature: float | Tensor
+    negative_count: int
+
+
+def effective_rank(features: Tensor) -> float:
+    """Return exp(entropy of the normalised singular values) of (N, D) features (Roy & Vetterli 2007): 1 is collapse."""
+    singular = torch.linalg.svdvals(features.float())
+    p = singular / singular.sum().clamp_min(1e-12)
+    return float(torch.exp(-(p * torch.log(p.clamp_min(1e-12))).sum()))
+
+
+@torch.no_grad()
+def describe(last: LastStep, negatives: Tensor) -> dict[str, float]:
+    """Return the metrics of a step against some negatives (n, D), n >= 0.
+
+    loss and loss_reference = ln(negatives + 1), which is the loss of an encoder that cannot tell keys apart; cosine of
+    the positives and mean cosine of the negatives; contrastive top-1; std of the query features over the batch, averaged
+    over dimensions, and the 1/sqrt(D) of unit vectors spread evenly; effective rank of the query features.
+    """
+    q, k = last.query.float(), last.key.float()
+    positive = (q * k).sum(1)  # N
+    metrics = {
+        "loss": float(last.loss),
+        "loss_reference": math.log(last.negative_count + 1),
+        "positive_cosine": float(positive.mean()),
+        "feature_std": float(q.std(0, correction=0).mean()),
+        "feature_std_reference": 1 / math.sqrt(q.shape[1]),
+        "effective_rank": effective_rank(q),
+        "temperature": float(last.temperature),
+    }
+    if negatives.shape[0]:
+        cosines = q @ negatives.float().T  # N x n
+        metrics["negative_cosine"] = float(cosines.mean())
+        metrics["contrastive_top1"] = float((positive > cosines.max(1).values).float().mean())
+    return metrics
+
+
+def warn_of_collapse(metrics: dict[str, float]) -> bool:
+    """Warn where the features have collapsed, and say what to try; True if so."""
+    if metrics["feature_std"] >= COLLAPSE_RATIO * metrics["feature_std_reference"]:
+        return False
+    warnings.warn(
+        f"the features have collapsed: their std is {metrics['feature_std']:.4f}, spread evenly it would be "
+        f"{metrics['feature_std_reference']:.4f}. Try a lower learning rate or a warm-up, a momentum nearer to 1 (0.99 to "
+        "0.999), a larger queue, stronger views, and check that the images differ",
+        stacklevel=3,
+    )
+    return True
+
+
+@dataclass
+class Snapshot:
+    """Some key images of one step and the keys they had then."""
+
+    step: int
+    images: Tensor
+    keys: Tensor
+
+
+@dataclass
+class DriftProbe:
+    """Keeps small batches of recent key images, to see how far keys of some age are from today's key encoder.
+
+    The images are encoded once more by themselves when they are taken, and again when the drift is asked for, so that
+    BatchNorm sees the same batch both times and drift is due to the weights alone.
+
+    Args:
+        size: images of each snapshot.
+        every: optimiser steps between two snapshots.
+        keep: number of snapshots.
+    """
+
+    size: int
+    every: int = 1
+    keep: int = 8
+    snapshots: deque[Snapshot] = field(default_factory=deque)
+
+    def take(self, encoder: nn.Module, images: Tensor, step: int) -> None:
+        """Take a snapshot, unless the last one is too young."""
+        if self.snapshots and step - self.snapshots[-1].step < self.every:
+            return
+        kept = images[: self.size].detach().clone()
+        self.snapshots.append(Snapshot(step, kept, encode_quietly(encoder, kept)))
+        while len(self.snapshots) > self.keep:
+            self.snapshots.popleft()
+
+    def drift(self, encoder: nn.Module, step: int) -> list[tuple[int, float]]:
+        """Return (age in steps, mean of 1 - cosine between the key then and now), the youngest first."""
+        return [
+            (step - old.step, float((1 - (old.keys * encode_quietly(encoder, old.images)).sum(1)).mean()))
+            for old in reversed(self.snapshots)
+        ]
+
+
+@torch.no_grad()
+def encode_quietly(encoder: nn.Module, images: Tensor) -> Tensor:
+    """Encode in train mode and normalise, the same way at any time and without leaving a trace in the encoder."""
+    buffers = [(buffer, buffer.clone()) for buffer in encoder.buffers()]
+    modes = [(module, module.training) for module in encoder.modules()]
+    encoder.train()
+    with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
+        torch.manual_seed(0)
+        keys = F.normalize(encoder(images).float(), dim=1)
+    for module, mode in modes:
+        module.training = mode
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    return keys

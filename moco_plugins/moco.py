@@ -1,0 +1,482 @@
+"""MoCo: queue, momentum encoder, InfoNCE and two views put together (v1, v2, v2+, v3)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from . import batchnorm, diagnostics, distributed, follow, plugins
+from .encoder import Encoder
+from .momentum import Schedule, check_momentum, copy_module, ema, pair_buffers, pair_parameters, value_at
+from .variants import VARIANTS, Variant, freeze_patch_projection, projection_head
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+class MoCo(nn.Module):
+    """Momentum Contrast around any backbone.
+
+    ``loss = moco(views)``, ``loss.backward()``, ``optimizer.step()``: that is all. Nothing but BatchNorm statistics changes
+    in the forward pass; when an optimiser that owns the query encoder has really stepped, the key encoder moves
+    (k <- m k + (1 - m) q) and the keys of all forward passes since the last step enter the queue, on all ranks alike.
+    So gradient accumulation, steps skipped by a GradScaler, symmetric losses and checkpoints are right without a flag.
+    In eval mode the loss is returned and nothing changes.
+
+    Arguments left at None take the variant's value (:mod:`moco_plugins.variants`, with sources).
+
+    Args:
+        backbone: images -> (N, feature_dim). It becomes ``query_encoder.backbone``.
+        feature_dim: width of the backbone's features.
+        variant: "v1", "v2", "v2+" or "v3".
+        queue_size: K; 65536. 0 for none (v3), which needs ``in_batch_negatives``.
+        projection_dim: D; 128, v3: 256.
+        momentum: m, the fraction of the key encoder that is kept at each step; 0.999, v3: 0.99 to 1 by cosine.
+            A number, or a function of (step, total steps or None).
+        temperature: T; v1: 0.07, others: 0.2. A number, or a function of (step, total steps or None).
+        hidden_dim: width of the heads' hidden layers; feature_dim, v3: 4096.
+        projection_layers: linear layers of the projection head; v1: 1, v2: 2, v3: 3.
+        head_batch_norm: BatchNorm in the heads; v3 only.
+        predictor: a prediction head on the queries; v3 only.
+        symmetric: each view is query and key in turn; the loss is the mean of both. v2+ and v3.
+        in_batch_negatives: the other keys of the batch, of all ranks, are negatives too. v3 only.
+        learnable_temperature: T starts at ``temperature`` and is trained (a parameter, in the logarithm).
+        key_encoder: a second backbone of the same architecture, for backbones that cannot be deep-copied.
+        shuffle_bn: "auto" (v1 and v2), True or False: keep query and key from sharing BatchNorm statistics, by
+            exchanging images between ranks, or in one process by splitting BatchNorm into groups.
+        bn_splits: groups of one process, at most; 8, as in the authors' CIFAR-10 demonstration.
+        bn_buffers: what the key encoder's buffers do at a step: "own" (they follow its own batches, as in the paper),
+            "copy" (the query encoder's), "ema" (averaged like the weights).
+        queue, queue_options, queue_fill, queue_resize: name and options of the queue (hook ``moco_build_queue``); the
+            last two are options of :class:`moco_plugins.KeyQueue`.
+        loss, loss_options: name and options of the loss (hook ``moco_build_loss``).
+        momentum_rule, momentum_options: name and options of the momentum rule (hook ``moco_build_momentum``).
+        freeze_patch_projection: do not train a ViT's patch projection (v3, section 4.2); None: in v3.
+        gather_distributed: the queue takes the keys of all ranks and is the same on all. False: each rank's own.
+        follow_optimizer: find the step boundary by itself; False: call :meth:`step` after each optimiser step.
+        total_steps: optimiser steps of the training, for schedules; may be set later as an attribute.
+        allow_low_momentum: permit m < 0.5, which otherwise is taken for the opposite sign convention.
+        drift_probe: images kept of each recent step to measure key drift; 0 is off, and costs nothing.
+
+    Attributes:
+        query_encoder, key_encoder: images -> (N, D), not normalised.
+        queue: :class:`moco_plugins.KeyQueue`, or None.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range; the message names it, its value and the cure.
+    """
+
+    queue: Any
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_dim: int,
+        variant: str = "v2",
+        queue_size: int | None = None,
+        projection_dim: int | None = None,
+        momentum: Schedule | None = None,
+        temperature: Schedule | None = None,
+        *,
+        hidden_dim: int | None = None,
+        projection_layers: int | None = None,
+        head_batch_norm: bool | None = None,
+        predictor: bool | None = None,
+        symmetric: bool | None = None,
+        in_batch_negatives: bool | None = None,
+        learnable_temperature: bool = False,
+        key_encoder: nn.Module | None = None,
+        shuffle_bn: bool | str = "auto",
+        bn_splits: int = batchnorm.BN_SPLITS,
+        bn_buffers: str = "own",
+        queue: str = "ring",
+        queue_fill: str = "random",
+        queue_resize: str = "error",
+        queue_options: Mapping[str, Any] | None = None,
+        loss: str = "info_nce",
+        loss_options: Mapping[str, Any] | None = None,
+        momentum_rule: str = "ema",
+        momentum_options: Mapping[str, Any] | None = None,
+        freeze_patch_projection: bool | None = None,
+        gather_distributed: bool = True,
+        follow_optimizer: bool = True,
+        total_steps: int | None = None,
+        allow_low_momentum: bool = False,
+        drift_probe: int = 0,
+    ) -> None:
+        super().__init__()
+        settings = _settle(
+            variant,
+            queue_size=queue_size,
+            projection_dim=projection_dim,
+            momentum=momentum,
+            temperature=temperature,
+            hidden_dim=hidden_dim,
+            projection_layers=projection_layers,
+            head_batch_norm=head_batch_norm,
+            predictor=predictor,
+            symmetric=symmetric,
+            in_batch_negatives=in_batch_negatives,
+            shuffle_bn=None if shuffle_bn == "auto" else shuffle_bn,
+        )
+        check_momentum(settings.momentum, allow_low_momentum)
+        _check(settings, backbone, feature_dim, bn_buffers, bn_splits, drift_probe)
+        self.settings, self.feature_dim, self.variant = settings, feature_dim, variant
+        self.bn_splits, self.bn_buffers = bn_splits, bn_buffers
+        self.gather_distributed, self.follow_optimizer = gather_distributed, follow_optimizer
+        self.total_steps = total_steps
+
+        hidden, dim = settings.hidden_dim or feature_dim, settings.projection_dim
+        if freeze_patch_projection or (freeze_patch_projection is None and variant == "v3"):
+            _freeze_patches(backbone, required=bool(freeze_patch_projection))
+        projector = projection_head(feature_dim, hidden, dim, settings.projection_layers, settings.head_batch_norm)
+        self.query_encoder = Encoder(backbone, projector, feature_dim)
+        self.predictor = projection_head(dim, hidden, dim, 2, settings.head_batch_norm) if settings.predictor else None
+        self.key_encoder = Encoder(_second_backbone(backbone, key_encoder), copy.deepcopy(projector), feature_dim)
+        self.key_encoder.requires_grad_(False)
+        copy_module(self.query_encoder, self.key_encoder)
+
+        self.queue = None
+        if settings.queue_size:
+            options = {"fill": queue_fill, "resize": queue_resize, **(queue_options or {})}
+            self.queue = plugins.build_queue(queue, settings.queue_size, dim, options)
+        self.contrast = plugins.build_loss(loss, loss_options or {})
+        self.momentum_rule = ema if momentum_rule == "ema" else plugins.build_momentum(momentum_rule, momentum_options or {})
+        if learnable_temperature:
+            self.log_temperature = nn.Parameter(torch.tensor(math.log(value_at(settings.temperature, 0, None))))
+        self.drift_probe = diagnostics.DriftProbe(drift_probe) if drift_probe else None
+
+        self._steps = 0  # a host number, so that schedules need no look at the device; in state_dict() as "steps"
+        self._prepared = False
+        self._staged: list[tuple[Tensor, ...]] = []  # keys of the forward passes since the last step, per view
+        self._moved: set[str] = set()  # key parameters that have moved since the last forward pass
+        self._last: diagnostics.LastStep | None = None
+        self._newest_keys = 0
+        self._foreign_steps = 0
+        if follow_optimizer:
+            follow.follow_optimizer_steps(self)
+
+    # The step
+
+    def forward(self, views: Sequence[Tensor]) -> Tensor:
+        """Return the loss of two views of a batch, each (N, C, H, W); 0-dim.
+
+        Raises:
+            ValueError, TypeError: not two tensors of N images each, or twice the same tensor.
+        """
+        x_q, x_k = _check_views(views)
+        if self.training:
+            self._prepare(x_q.shape[0])
+        pairs = [(x_q, x_k), (x_k, x_q)] if self.settings.symmetric else [(x_q, x_k)]
+        queries = [self._normalise(self._query(a)) for a, _ in pairs]  # N x D each
+        keys = [self._encode_keys(b, i) for i, (_, b) in enumerate(pairs)]  # N x D each, no gradient
+        temperature = self.temperature
+        with torch.autocast(x_q.device.type, enabled=False):
+            losses = [self._contrast(q, k, temperature) for q, k in zip(queries, keys, strict=True)]
+            loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+        self._remember(loss, queries[0], keys[0], temperature)
+        if self.training and loss.requires_grad:
+            self._stage(keys, pairs[0][1])
+        return loss
+
+    def _query(self, images: Tensor) -> Tensor:
+        projected: Tensor = self.query_encoder(images)
+        return self.predictor(projected) if self.predictor is not None else projected
+
+    @torch.no_grad()
+    def _encode_keys(self, images: Tensor, half: int) -> Tensor:
+        if self.training and self.settings.shuffle_bn and batchnorm.batch_norm_layers(self.key_encoder):
+            # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
+            seed = (self._steps * 4096 + len(self._staged)) * 2 + half
+            if distributed.world_size() > 1:
+                keys = batchnorm.encode_shuffled(self.key_encoder, images, seed)
+            else:
+                groups = batchnorm.groups_for(images.shape[0], self.bn_splits)
+                keys = batchnorm.encode_split(self.key_encoder, images, groups, seed)
+        else:
+            keys = self.key_encoder(images)
+        return self._normalise(keys)
+
+    def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor) -> Tensor:
+        in_batch = self.settings.in_batch_negatives
+        negatives = [self.queue.negatives()] if self.queue is not None else []
+        if in_batch and distributed.world_size() > 1:
+            everyone = distributed.gather_rows(key)
+            negatives += [part for other, part in enumerate(everyone) if other != distributed.rank()]
+        self._negative_count = sum(bank.shape[0] for bank in negatives) + (key.shape[0] - 1 if in_batch else 0)
+        banks = negatives[0] if len(negatives) == 1 else negatives
+        return self.contrast(query, key, banks, temperature, in_batch)
+
+    @staticmethod
+    def _normalise(projections: Tensor) -> Tensor:
+        with torch.autocast(projections.device.type, enabled=False):
+            wide = projections.float() if projections.dtype in _HALF else projections
+            return F.normalize(wide, dim=1)
+
+    # The step boundary
+
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Commit the step of an optimiser that owns parameters of the query encoder; called after each step."""
+        if not self._staged and not self._moved:
+            return
+        owned = follow.parameter_ids(optimizer)
+        names = {name for name, p in self.query_encoder.named_parameters() if id(p) in owned}
+        if names:
+            self._commit(names)
+        elif self._staged:
+            self._report_foreign(optimizer)
+
+    def step(self) -> None:
+        """Commit by hand: move the key encoder and enqueue the keys of the forward passes since the last step.
+
+        Only needed with ``follow_optimizer=False``; a step that has been committed is not committed again.
+        """
+        if self._staged or self._moved:
+            self._commit(None)
+
+    @torch.compiler.disable
+    @torch.no_grad()
+    def _commit(self, names: set[str] | None) -> None:
+        """Move the key parameters called ``names`` (None: all), each once a step, and enqueue what is staged."""
+        if self._staged:
+            self._steps += 1
+            self._enqueue_staged()
+            self._sync_buffers()
+        m = self.momentum
+        pairs = pair_parameters(self.query_encoder, self.key_encoder)
+        every = [name for name, p in self.query_encoder.named_parameters() if p.is_floating_point()]
+        due = [
+            (name, pair)
+            for name, pair in zip(every, pairs, strict=True)
+            if (names is None or name in names) and name not in self._moved
+        ]
+        self.momentum_rule([k for _, (_, k) in due], [q for _, (q, _) in due], m)
+        self._moved.update(name for name, _ in due)
+
+    def _enqueue_staged(self) -> None:
+        staged, self._staged, self._foreign_steps = self._staged, [], 0
+        if self.queue is None:
+            return
+        # Per view, so that a split batch fills the queue in the same order as a whole one.
+        views = torch.stack([torch.cat(keys) for keys in zip(*staged, strict=True)], dim=1)  # N x views x D
+        if self.gather_distributed:
+            views = torch.cat(distributed.gather_rows(views))
+        keys = views.transpose(0, 1).flatten(0, 1)
+        self._newest_keys = keys.shape[0]
+        self.queue.enqueue(keys)
+
+    def _sync_buffers(self) -> None:
+        if self.bn_buffers == "own":
+            return
+        for query, key in pair_buffers(self.query_encoder, self.key_encoder):
+            if self.bn_buffers == "ema" and key.is_floating_point():
+                key.lerp_(query, 1.0 - self.momentum)
+            else:  # counts (num_batches_tracked) are never averaged
+                key.copy_(query)
+
+    @torch.compiler.disable
+    def _stage(self, keys: list[Tensor], key_images: Tensor) -> None:
+        if not self._staged:
+            self._moved = set()
+        # keys[i] was encoded from view 1 - i; views go into the queue in their own order.
+        self._staged.append(tuple(k.detach().clone() for k in reversed(keys)))
+        self._newest_keys = 0
+        if self.drift_probe is not None:
+            if self.queue is not None:
+                steps_in_queue = self.queue.size // (key_images.shape[0] * len(keys) * distributed.world_size())
+                self.drift_probe.every = max(1, steps_in_queue // self.drift_probe.keep)
+            self.drift_probe.take(self.key_encoder, key_images, self._steps)
+
+    @torch.compiler.disable
+    def _prepare(self, batch: int) -> None:
+        """Before the first training step: key encoder equal to the query encoder, and the same state on all ranks."""
+        if self._prepared:
+            return
+        if self._steps == 0:  # weights may have been loaded into the query encoder
+            copy_module(self.query_encoder, self.key_encoder)
+        distributed.broadcast_from_first([*self.key_encoder.parameters(), *self.key_encoder.buffers()])
+        if self.queue is not None and self.gather_distributed:
+            distributed.broadcast_from_first(v for v in self.queue.state_dict().values() if isinstance(v, Tensor))
+        if self.settings.shuffle_bn:
+            problem = batchnorm.shuffles(self.key_encoder, self.bn_splits, batch)
+            if problem:
+                distributed.warn_once_on_first_rank(problem)
+        self._prepared = True
+
+    def _report_foreign(self, optimizer: Optimizer) -> None:
+        self._foreign_steps += 1
+        if self._foreign_steps == 3 and self._steps == 0:
+            distributed.warn_once_on_first_rank(
+                f"{type(optimizer).__name__} has stepped 3 times and owns no parameter of this MoCo's query encoder, so the "
+                "key encoder and the queue do not move. Give the optimiser moco.parameters(), or call moco.step() "
+                "after each step with follow_optimizer=False"
+            )
+
+    # What it tells
+
+    @property
+    def momentum(self) -> float:
+        """m in force at this step."""
+        return value_at(self.settings.momentum, self._steps, self.total_steps)
+
+    @property
+    def temperature(self) -> float | Tensor:
+        """T in force at this step; a tensor with gradient where it is learnable."""
+        if hasattr(self, "log_temperature"):
+            return self.log_temperature.exp()
+        return value_at(self.settings.temperature, self._steps, self.total_steps)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps committed so far."""
+        return self._steps
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the features of the query backbone (N, feature_dim), without the head."""
+        return self.query_encoder.features(images)
+
+    def key_drift(self) -> list[tuple[int, float]]:
+        """Return (age in steps, mean of 1 - cosine between a key then and now); needs ``drift_probe`` > 0."""
+        if self.drift_probe is None:
+            raise RuntimeError("key drift is not measured: build MoCo with drift_probe=64, say (images kept a step)")
+        return self.drift_probe.drift(self.key_encoder, self._steps)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the last forward pass can tell, computed now; empty before the first one.
+
+        See :func:`moco_plugins.diagnostics.describe`; besides: queue_filled (fraction of real keys), nonfinite_keys
+        (skipped so far), momentum, and with ``drift_probe`` key_drift (mean over the ages kept). Warns of collapse.
+        """
+        if self._last is None:
+            return {}
+        metrics = diagnostics.describe(self._last, self._older_negatives())
+        diagnostics.warn_of_collapse(metrics)
+        metrics["momentum"] = self.momentum
+        if self.queue is not None:
+            metrics["queue_filled"] = int(getattr(self.queue, "filled", 0)) / self.queue.size
+            metrics["nonfinite_keys"] = float(getattr(self.queue, "skipped", 0))
+        if self.drift_probe is not None and self.drift_probe.snapshots:
+            drifts = [drift for _, drift in self.key_drift()]
+            metrics["key_drift"] = sum(drifts) / len(drifts)
+        return metrics
+
+    @torch.compiler.disable
+    def _remember(self, loss: Tensor, query: Tensor, key: Tensor, temperature: float | Tensor) -> None:
+        if isinstance(temperature, Tensor):
+            temperature = temperature.detach()
+        self._last = diagnostics.LastStep(loss.detach(), query.detach(), key, temperature, self._negative_count)
+
+    def _older_negatives(self) -> Tensor:
+        """The negatives of the last forward pass that are still there: the queue without the keys it has brought."""
+        assert self._last is not None
+        if self.queue is None:
+            return self._last.key[:0]
+        negatives: Tensor = self.queue.negatives()
+        if self._newest_keys and hasattr(self.queue, "ptr"):
+            rows = torch.arange(negatives.shape[0], device=negatives.device)
+            age = (self.queue.ptr - 1 - rows) % self.queue.size
+            negatives = negatives[age >= self._newest_keys]
+        return negatives
+
+    # State: what a resumed, copied or pickled MoCo needs
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        destination[prefix + "steps"] = torch.tensor(self._steps)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        steps = state_dict.get(prefix + "steps")
+        rest = {name: value for name, value in state_dict.items() if name != prefix + "steps"}
+        super()._load_from_state_dict(rest, prefix, *args)
+        if steps is None:
+            args[2].append(prefix + "steps")  # missing_keys
+        else:
+            self._steps = int(steps)
+        self._prepared, self._staged, self._moved, self._last = False, [], set(), None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The last step's tensors are for looking at only, and its loss belongs to the original's graph.
+        return {**self.__dict__, "_last": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.follow_optimizer:
+            follow.follow_optimizer_steps(self)
+
+
+def _settle(variant: str, **given: Any) -> Variant:
+    """The variant's settings with those that are given in their place."""
+    if variant not in VARIANTS:
+        raise ValueError(f"variant={variant!r} is not one of {', '.join(VARIANTS)}")
+    return replace(VARIANTS[variant], **{name: value for name, value in given.items() if value is not None})
+
+
+def _check(
+    settings: Variant, backbone: nn.Module, feature_dim: int, bn_buffers: str, bn_splits: int, drift_probe: int
+) -> None:
+    if not isinstance(backbone, nn.Module):
+        raise TypeError(f"backbone={backbone!r} is a {type(backbone).__name__}; it must be a torch.nn.Module")
+    whole = {
+        "feature_dim": (feature_dim, 1),
+        "queue_size": (settings.queue_size, 0),
+        "projection_dim": (settings.projection_dim, 1),
+        "hidden_dim": (settings.hidden_dim or 1, 1),
+        "projection_layers": (settings.projection_layers, 1),
+        "bn_splits": (bn_splits, 1),
+        "drift_probe": (drift_probe, 0),
+    }
+    for name, (value, least) in whole.items():
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+    if not settings.queue_size and not settings.in_batch_negatives:
+        raise ValueError(
+            "queue_size=0 leaves nothing to contrast with; give a queue_size of at least 1, or in_batch_negatives=True"
+        )
+    start = value_at(settings.temperature, 0, None)
+    if not start > 0:
+        raise ValueError(f"temperature={settings.temperature!r} must be greater than 0 (0.07 in MoCo v1, 0.2 in v2)")
+    if bn_buffers not in ("own", "copy", "ema"):
+        raise ValueError(f"bn_buffers={bn_buffers!r} must be 'own', 'copy' or 'ema'")
+
+
+def _check_views(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    if isinstance(views, Tensor) or not isinstance(views, Sequence) or len(views) != 2:
+        what = f"a tensor of shape {tuple(views.shape)}" if isinstance(views, Tensor) else type(views).__name__
+        count = f" of {len(views)}" if isinstance(views, Sequence) else ""
+        raise TypeError(f"views is {what}{count}; MoCo takes two views of each image, [view_q, view_k]: see TwoViews")
+    x_q, x_k = views
+    if not isinstance(x_q, Tensor) or not isinstance(x_k, Tensor):
+        raise TypeError(f"views holds {type(x_q).__name__} and {type(x_k).__name__}; both must be tensors (N, C, H, W)")
+    if x_q.shape[0] != x_k.shape[0]:
+        raise ValueError(f"views have {x_q.shape[0]} and {x_k.shape[0]} images; row i of both must show the same image")
+    if x_q is x_k or (x_q.data_ptr() == x_k.data_ptr() and x_q.shape == x_k.shape and x_q.numel() > 0):
+        raise ValueError("views are twice the same tensor, so there is nothing to learn; make two views: see TwoViews")
+    return x_q, x_k
+
+
+def _second_backbone(backbone: nn.Module, key_encoder: nn.Module | None) -> nn.Module:
+    if key_encoder is not None:
+        if key_encoder is backbone:
+            raise ValueError("key_encoder is the backbone itself; it must be a second module of the same architecture")
+        return key_encoder
+    try:
+        return copy.deepcopy(backbone)
+    except Exception as error:
+        raise TypeError(
+            f"backbone ({type(backbone).__name__}) cannot be deep-copied to make the key encoder ({error}); build a second "
+            "one of the same architecture and pass it as key_encoder="
+        ) from error
+
+
+def _freeze_patches(backbone: nn.Module, required: bool) -> None:
+    if not freeze_patch_projection(backbone) and required:
+        raise ValueError(
+            f"freeze_patch_projection=True: {type(backbone).__name__} has no layer called conv_proj or patch_embed.proj"
+        )
