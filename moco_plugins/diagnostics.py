@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -78,7 +77,7 @@ def info_nce(
         query, positive, banks = _common_dtype(query, positive, banks)
         temperature = torch.as_tensor(temperature, dtype=_accumulation_dtype(query), device=query.device)
         if _use_fused(query, positive, banks, implementation):
-            return _FusedInfoNCE.apply(query, positive, temperature, not in_batch_negatives, *banks)  # type: ignore[no-any-return]
+            return _FusedInfoNCE.apply(query, positive, temperature, not in_batch_negatives, *banks)
         return _dense(query, positive, temperature, not in_batch_negatives, banks)
 
 
@@ -117,7 +116,7 @@ class _FusedInfoNCE(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grads: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if ctx.needs_input_grad[0]:
             grads[0] = ctx.grad_query * grad.to(ctx.grad_query.dtype)
@@ -131,7 +130,9 @@ def _join(lses: list[Tensor], mixed: list[Tensor]) -> tuple[Tensor, Tensor]:
     if len(lses) == 1:
         return lses[0], mixed[0]
     lse = functools.reduce(torch.logaddexp, lses)
-    mean = sum((part * torch.exp(own - lse)[:, None] for own, part in zip(lses, mixed, strict=True)), start=lse.new_zeros(()))
+    mean = sum(
+        (part * torch.exp(own - lse)[:, None] for own, part in zip(lses, mixed, strict=True)), start=lse.new_zeros(())
+    )
     return lse, mean
 
 
@@ -176,7 +177,9 @@ def _check(
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r} is not one of {', '.join(IMPLEMENTATIONS)}")
     if query.ndim != 2 or query.shape[0] == 0:
-        raise ValueError(f"query has shape {tuple(query.shape)}; it must be (N, D) with N >= 1: pool or flatten it first")
+        raise ValueError(
+            f"query has shape {tuple(query.shape)}; it must be (N, D) with N >= 1: pool or flatten it first"
+        )
     if positive.shape != query.shape:
         raise ValueError(
             f"positive has shape {tuple(positive.shape)} and query {tuple(query.shape)}; each query needs one key of "

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import batchnorm, diagnostics, distributed, follow, plugins
+from . import batchnorm, checks, diagnostics, distributed, follow, plugins
+from .boundary import StepBoundary
 from .encoder import Encoder
 from .momentum import Schedule, check_momentum, copy_module, ema, pair_buffers, pair_parameters, value_at
 from .variants import VARIANTS, Variant, freeze_patch_projection, projection_head
@@ -127,7 +128,9 @@ class MoCo(nn.Module):
             shuffle_bn=None if shuffle_bn == "auto" else shuffle_bn,
         )
         check_momentum(settings.momentum, allow_low_momentum)
-        _check(settings, backbone, feature_dim, bn_buffers, bn_splits, drift_probe)
+        checks.check_settings(
+            settings, backbone, bn_buffers, feature_dim=feature_dim, bn_splits=bn_splits, drift_probe=drift_probe
+        )
         self.settings, self.feature_dim, self.variant = settings, feature_dim, variant
         self.bn_splits, self.bn_buffers = bn_splits, bn_buffers
         self.gather_distributed, self.follow_optimizer = gather_distributed, follow_optimizer
@@ -139,7 +142,7 @@ class MoCo(nn.Module):
         projector = projection_head(feature_dim, hidden, dim, settings.projection_layers, settings.head_batch_norm)
         self.query_encoder = Encoder(backbone, projector, feature_dim)
         self.predictor = projection_head(dim, hidden, dim, 2, settings.head_batch_norm) if settings.predictor else None
-        self.key_encoder = Encoder(_second_backbone(backbone, key_encoder), copy.deepcopy(projector), feature_dim)
+        self.key_encoder = Encoder(checks.second_backbone(backbone, key_encoder), copy.deepcopy(projector), feature_dim)
         self.key_encoder.requires_grad_(False)
         copy_module(self.query_encoder, self.key_encoder)
 
@@ -148,15 +151,15 @@ class MoCo(nn.Module):
             options = {"fill": queue_fill, "resize": queue_resize, **(queue_options or {})}
             self.queue = plugins.build_queue(queue, settings.queue_size, dim, options)
         self.contrast = plugins.build_loss(loss, loss_options or {})
-        self.momentum_rule = ema if momentum_rule == "ema" else plugins.build_momentum(momentum_rule, momentum_options or {})
+        self.momentum_rule = (
+            ema if momentum_rule == "ema" else plugins.build_momentum(momentum_rule, momentum_options or {})
+        )
         if learnable_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(math.log(value_at(settings.temperature, 0, None))))
         self.drift_probe = diagnostics.DriftProbe(drift_probe) if drift_probe else None
 
-        self._steps = 0  # a host number, so that schedules need no look at the device; in state_dict() as "steps"
+        self._boundary = StepBoundary()
         self._prepared = False
-        self._staged: list[tuple[Tensor, ...]] = []  # keys of the forward passes since the last step, per view
-        self._moved: set[str] = set()  # key parameters that have moved since the last forward pass
         self._last: diagnostics.LastStep | None = None
         self._newest_keys = 0
         self._foreign_steps = 0
@@ -171,7 +174,7 @@ class MoCo(nn.Module):
         Raises:
             ValueError, TypeError: not two tensors of N images each, or twice the same tensor.
         """
-        x_q, x_k = _check_views(views)
+        x_q, x_k = checks.check_views(views)
         if self.training:
             self._prepare(x_q.shape[0])
         pairs = [(x_q, x_k), (x_k, x_q)] if self.settings.symmetric else [(x_q, x_k)]
@@ -183,7 +186,7 @@ class MoCo(nn.Module):
             loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
         self._remember(loss, queries[0], keys[0], temperature)
         if self.training and loss.requires_grad:
-            self._stage(keys, pairs[0][1])
+            self._stage(keys, loss, x_k)
         return loss
 
     def _query(self, images: Tensor) -> Tensor:
@@ -194,7 +197,7 @@ class MoCo(nn.Module):
     def _encode_keys(self, images: Tensor, half: int) -> Tensor:
         if self.training and self.settings.shuffle_bn and batchnorm.batch_norm_layers(self.key_encoder):
             # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
-            seed = (self._steps * 4096 + len(self._staged)) * 2 + half
+            seed = (self.steps * 4096 + self._boundary.staged) * 2 + half
             if distributed.world_size() > 1:
                 keys = batchnorm.encode_shuffled(self.key_encoder, images, seed)
             else:
@@ -207,7 +210,7 @@ class MoCo(nn.Module):
     def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor) -> Tensor:
         in_batch = self.settings.in_batch_negatives
         negatives = [self.queue.negatives()] if self.queue is not None else []
-        if in_batch and distributed.world_size() > 1:
+        if in_batch and self.training and distributed.world_size() > 1:
             everyone = distributed.gather_rows(key)
             negatives += [part for other, part in enumerate(everyone) if other != distributed.rank()]
         self._negative_count = sum(bank.shape[0] for bank in negatives) + (key.shape[0] - 1 if in_batch else 0)
@@ -224,13 +227,12 @@ class MoCo(nn.Module):
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         """Commit the step of an optimiser that owns parameters of the query encoder; called after each step."""
-        if not self._staged and not self._moved:
+        if not self._boundary.open:
             return
         owned = follow.parameter_ids(optimizer)
-        names = {name for name, p in self.query_encoder.named_parameters() if id(p) in owned}
-        if names:
-            self._commit(names)
-        elif self._staged:
+        if any(id(p) in owned for p in self.query_encoder.parameters()):
+            self._commit(owned)
+        elif self._boundary.staged:
             self._report_foreign(optimizer)
 
     def step(self) -> None:
@@ -238,68 +240,58 @@ class MoCo(nn.Module):
 
         Only needed with ``follow_optimizer=False``; a step that has been committed is not committed again.
         """
-        if self._staged or self._moved:
+        if self._boundary.open:
             self._commit(None)
 
     @torch.compiler.disable
     @torch.no_grad()
-    def _commit(self, names: set[str] | None) -> None:
-        """Move the key parameters called ``names`` (None: all), each once a step, and enqueue what is staged."""
-        if self._staged:
-            self._steps += 1
-            self._enqueue_staged()
+    def _commit(self, owned: set[int] | None) -> None:
+        """Move the key parameters whose query is owned (None: all), each once a step, and enqueue what is staged."""
+        staged = self._boundary.take()
+        if staged:
+            self._foreign_steps = 0
             self._sync_buffers()
-        m = self.momentum
-        pairs = pair_parameters(self.query_encoder, self.key_encoder)
-        every = [name for name, p in self.query_encoder.named_parameters() if p.is_floating_point()]
-        due = [
-            (name, pair)
-            for name, pair in zip(every, pairs, strict=True)
-            if (names is None or name in names) and name not in self._moved
-        ]
-        self.momentum_rule([k for _, (_, k) in due], [q for _, (q, _) in due], m)
-        self._moved.update(name for name, _ in due)
+            if self.queue is not None:
+                self._enqueue(staged)
+        due = self._boundary.due(pair_parameters(self.query_encoder, self.key_encoder), owned)
+        self.momentum_rule([key for _, _, key in due], [query for _, query, _ in due], self.momentum)
 
-    def _enqueue_staged(self) -> None:
-        staged, self._staged, self._foreign_steps = self._staged, [], 0
-        if self.queue is None:
-            return
-        # Per view, so that a split batch fills the queue in the same order as a whole one.
-        views = torch.stack([torch.cat(keys) for keys in zip(*staged, strict=True)], dim=1)  # N x views x D
+    def _enqueue(self, staged: list[tuple[Tensor, ...]]) -> None:
+        # View by view, so that a batch in parts fills the queue in the same order as a whole one.
+        keys = torch.stack([torch.cat(view) for view in zip(*staged, strict=True)], dim=1)  # N x views x D
         if self.gather_distributed:
-            views = torch.cat(distributed.gather_rows(views))
-        keys = views.transpose(0, 1).flatten(0, 1)
+            keys = torch.cat(distributed.gather_rows(keys))
+        keys = keys.transpose(0, 1).flatten(0, 1)
         self._newest_keys = keys.shape[0]
         self.queue.enqueue(keys)
 
     def _sync_buffers(self) -> None:
         if self.bn_buffers == "own":
             return
-        for query, key in pair_buffers(self.query_encoder, self.key_encoder):
+        for _, query, key in pair_buffers(self.query_encoder, self.key_encoder):
             if self.bn_buffers == "ema" and key.is_floating_point():
                 key.lerp_(query, 1.0 - self.momentum)
             else:  # counts (num_batches_tracked) are never averaged
                 key.copy_(query)
 
     @torch.compiler.disable
-    def _stage(self, keys: list[Tensor], key_images: Tensor) -> None:
-        if not self._staged:
-            self._moved = set()
-        # keys[i] was encoded from view 1 - i; views go into the queue in their own order.
-        self._staged.append(tuple(k.detach().clone() for k in reversed(keys)))
+    def _stage(self, keys: list[Tensor], loss: Tensor, key_images: Tensor) -> None:
+        anchor = next((p for p in self.query_encoder.projector.parameters() if p.requires_grad), None)
+        # keys[0] is of the second view and keys[1] of the first: they are enqueued in the order of the views.
+        self._boundary.stage(reversed(keys), loss, anchor)
         self._newest_keys = 0
         if self.drift_probe is not None:
             if self.queue is not None:
                 steps_in_queue = self.queue.size // (key_images.shape[0] * len(keys) * distributed.world_size())
                 self.drift_probe.every = max(1, steps_in_queue // self.drift_probe.keep)
-            self.drift_probe.take(self.key_encoder, key_images, self._steps)
+            self.drift_probe.take(self.key_encoder, key_images, self.steps)
 
     @torch.compiler.disable
     def _prepare(self, batch: int) -> None:
         """Before the first training step: key encoder equal to the query encoder, and the same state on all ranks."""
         if self._prepared:
             return
-        if self._steps == 0:  # weights may have been loaded into the query encoder
+        if self.steps == 0:  # weights may have been loaded into the query encoder
             copy_module(self.query_encoder, self.key_encoder)
         distributed.broadcast_from_first([*self.key_encoder.parameters(), *self.key_encoder.buffers()])
         if self.queue is not None and self.gather_distributed:
@@ -312,7 +304,7 @@ class MoCo(nn.Module):
 
     def _report_foreign(self, optimizer: Optimizer) -> None:
         self._foreign_steps += 1
-        if self._foreign_steps == 3 and self._steps == 0:
+        if self._foreign_steps == 3 and self.steps == 0:
             distributed.warn_once_on_first_rank(
                 f"{type(optimizer).__name__} has stepped 3 times and owns no parameter of this MoCo's query encoder, so the "
                 "key encoder and the queue do not move. Give the optimiser moco.parameters(), or call moco.step() "
@@ -324,19 +316,19 @@ class MoCo(nn.Module):
     @property
     def momentum(self) -> float:
         """m in force at this step."""
-        return value_at(self.settings.momentum, self._steps, self.total_steps)
+        return value_at(self.settings.momentum, self.steps, self.total_steps)
 
     @property
     def temperature(self) -> float | Tensor:
         """T in force at this step; a tensor with gradient where it is learnable."""
         if hasattr(self, "log_temperature"):
             return self.log_temperature.exp()
-        return value_at(self.settings.temperature, self._steps, self.total_steps)
+        return value_at(self.settings.temperature, self.steps, self.total_steps)
 
     @property
     def steps(self) -> int:
         """Optimiser steps committed so far."""
-        return self._steps
+        return self._boundary.steps
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the features of the query backbone (N, feature_dim), without the head."""
@@ -346,7 +338,7 @@ class MoCo(nn.Module):
         """Return (age in steps, mean of 1 - cosine between a key then and now); needs ``drift_probe`` > 0."""
         if self.drift_probe is None:
             raise RuntimeError("key drift is not measured: build MoCo with drift_probe=64, say (images kept a step)")
-        return self.drift_probe.drift(self.key_encoder, self._steps)
+        return self.drift_probe.drift(self.key_encoder, self.steps)
 
     def metrics(self) -> dict[str, float]:
         """Return what the last forward pass can tell, computed now; empty before the first one.
@@ -388,8 +380,8 @@ class MoCo(nn.Module):
     # State: what a resumed, copied or pickled MoCo needs
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
-        destination[prefix + "steps"] = torch.tensor(self._steps)
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "steps"] = torch.tensor(self.steps)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         steps = state_dict.get(prefix + "steps")
@@ -398,8 +390,8 @@ class MoCo(nn.Module):
         if steps is None:
             args[2].append(prefix + "steps")  # missing_keys
         else:
-            self._steps = int(steps)
-        self._prepared, self._staged, self._moved, self._last = False, [], set(), None
+            self._boundary.reset(int(steps))
+        self._prepared, self._last = False, None
 
     def __getstate__(self) -> dict[str, Any]:
         # The last step's tensors are for looking at only, and its loss belongs to the original's graph.
@@ -416,63 +408,6 @@ def _settle(variant: str, **given: Any) -> Variant:
     if variant not in VARIANTS:
         raise ValueError(f"variant={variant!r} is not one of {', '.join(VARIANTS)}")
     return replace(VARIANTS[variant], **{name: value for name, value in given.items() if value is not None})
-
-
-def _check(
-    settings: Variant, backbone: nn.Module, feature_dim: int, bn_buffers: str, bn_splits: int, drift_probe: int
-) -> None:
-    if not isinstance(backbone, nn.Module):
-        raise TypeError(f"backbone={backbone!r} is a {type(backbone).__name__}; it must be a torch.nn.Module")
-    whole = {
-        "feature_dim": (feature_dim, 1),
-        "queue_size": (settings.queue_size, 0),
-        "projection_dim": (settings.projection_dim, 1),
-        "hidden_dim": (settings.hidden_dim or 1, 1),
-        "projection_layers": (settings.projection_layers, 1),
-        "bn_splits": (bn_splits, 1),
-        "drift_probe": (drift_probe, 0),
-    }
-    for name, (value, least) in whole.items():
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
-    if not settings.queue_size and not settings.in_batch_negatives:
-        raise ValueError(
-            "queue_size=0 leaves nothing to contrast with; give a queue_size of at least 1, or in_batch_negatives=True"
-        )
-    start = value_at(settings.temperature, 0, None)
-    if not start > 0:
-        raise ValueError(f"temperature={settings.temperature!r} must be greater than 0 (0.07 in MoCo v1, 0.2 in v2)")
-    if bn_buffers not in ("own", "copy", "ema"):
-        raise ValueError(f"bn_buffers={bn_buffers!r} must be 'own', 'copy' or 'ema'")
-
-
-def _check_views(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    if isinstance(views, Tensor) or not isinstance(views, Sequence) or len(views) != 2:
-        what = f"a tensor of shape {tuple(views.shape)}" if isinstance(views, Tensor) else type(views).__name__
-        count = f" of {len(views)}" if isinstance(views, Sequence) else ""
-        raise TypeError(f"views is {what}{count}; MoCo takes two views of each image, [view_q, view_k]: see TwoViews")
-    x_q, x_k = views
-    if not isinstance(x_q, Tensor) or not isinstance(x_k, Tensor):
-        raise TypeError(f"views holds {type(x_q).__name__} and {type(x_k).__name__}; both must be tensors (N, C, H, W)")
-    if x_q.shape[0] != x_k.shape[0]:
-        raise ValueError(f"views have {x_q.shape[0]} and {x_k.shape[0]} images; row i of both must show the same image")
-    if x_q is x_k or (x_q.data_ptr() == x_k.data_ptr() and x_q.shape == x_k.shape and x_q.numel() > 0):
-        raise ValueError("views are twice the same tensor, so there is nothing to learn; make two views: see TwoViews")
-    return x_q, x_k
-
-
-def _second_backbone(backbone: nn.Module, key_encoder: nn.Module | None) -> nn.Module:
-    if key_encoder is not None:
-        if key_encoder is backbone:
-            raise ValueError("key_encoder is the backbone itself; it must be a second module of the same architecture")
-        return key_encoder
-    try:
-        return copy.deepcopy(backbone)
-    except Exception as error:
-        raise TypeError(
-            f"backbone ({type(backbone).__name__}) cannot be deep-copied to make the key encoder ({error}); build a second "
-            "one of the same architecture and pass it as key_encoder="
-        ) from error
 
 
 def _freeze_patches(backbone: nn.Module, required: bool) -> None:

@@ -7,7 +7,7 @@ and BatchNorm use the opposite sign.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -68,8 +68,8 @@ def check_momentum(momentum: Schedule, allow_low: bool) -> None:
         )
 
 
-def pair_parameters(query: nn.Module, key: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """Pair the floating-point parameters of two encoders by name: (query, key).
+def pair_parameters(query: nn.Module, key: nn.Module) -> list[tuple[str, nn.Parameter, nn.Parameter]]:
+    """Pair the floating-point parameters of two encoders by name: (name, query, key).
 
     Raises:
         ValueError: a name or a shape is in one of them only.
@@ -84,18 +84,18 @@ def pair_parameters(query: nn.Module, key: nn.Module) -> list[tuple[nn.Parameter
                 f"key_encoder: parameter {name} has shape {tuple(keys[name].shape)} and the query encoder's "
                 f"{tuple(parameter.shape)}; both encoders must have the same architecture"
             )
-    return [(parameter, keys[name]) for name, parameter in queries.items()]
+    return [(name, parameter, keys[name]) for name, parameter in queries.items()]
 
 
-def pair_buffers(query: nn.Module, key: nn.Module) -> list[tuple[Tensor, Tensor]]:
-    """Pair the buffers of two encoders by name: (query, key)."""
+def pair_buffers(query: nn.Module, key: nn.Module) -> list[tuple[str, Tensor, Tensor]]:
+    """Pair the buffers of two encoders by name: (name, query, key)."""
     queries, keys = dict(query.named_buffers()), dict(key.named_buffers())
     _same_names(queries.keys(), keys.keys(), "buffers")
-    return [(buffer, keys[name]) for name, buffer in queries.items()]
+    return [(name, buffer, keys[name]) for name, buffer in queries.items()]
 
 
-def _same_names(query: Sequence[str] | object, key: object, what: str) -> None:
-    missing, extra = sorted(set(query) - set(key)), sorted(set(key) - set(query))  # type: ignore[call-overload]
+def _same_names(query: Iterable[str], key: Iterable[str], what: str) -> None:
+    missing, extra = sorted(set(query) - set(key)), sorted(set(key) - set(query))
     if missing or extra:
         raise ValueError(
             f"key_encoder: its {what} differ from the query encoder's: missing {missing[:5]}, extra {extra[:5]}; "
@@ -106,5 +106,5 @@ def _same_names(query: Sequence[str] | object, key: object, what: str) -> None:
 @torch.no_grad()
 def copy_module(query: nn.Module, key: nn.Module) -> None:
     """Make ``key`` equal to ``query``, parameters and buffers, in place."""
-    for source, target in (*pair_parameters(query, key), *pair_buffers(query, key)):
+    for _, source, target in (*pair_parameters(query, key), *pair_buffers(query, key)):
         target.copy_(source)

@@ -151,7 +151,9 @@ def _build(hook: str, kind: str, name: str, **arguments: Any) -> Any:
 
 def _twice(kind: str, name: str, plugin_names: list[str]) -> str:
     both = " and ".join(repr(plugin) for plugin in plugin_names)
-    return f"{kind} {name!r} is provided by two plugins, {both}; keep one out with MOCO_PLUGINS_BLOCK={plugin_names[-1]}"
+    return (
+        f"{kind} {name!r} is provided by two plugins, {both}; keep one out with MOCO_PLUGINS_BLOCK={plugin_names[-1]}"
+    )
 
 
 def _collect(hook: str, kind: str) -> dict[str, tuple[str, Any]]:

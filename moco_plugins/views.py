@@ -57,7 +57,8 @@ class TwoViews:
         self.variant, self.image_size = variant, image_size
         self.mean, self.std = mean, std
         self.transforms = tuple(
-            _pipeline(variant, image_size, min_scale, second_of_v3=second and variant == "v3") for second in (False, True)
+            _pipeline(variant, image_size, min_scale, second_of_v3=second and variant == "v3")
+            for second in (False, True)
         )
 
     def __call__(self, image: Any) -> tuple[Tensor, Tensor]:
@@ -118,7 +119,9 @@ def _readable(image: Any) -> Any:
     """Bring an image into a form that torchvision's transforms take: 8-bit PIL as it is, else a float tensor."""
     if isinstance(image, Tensor):
         if image.ndim not in (2, 3):
-            raise ValueError(f"image has shape {tuple(image.shape)}; it must be (C, H, W): views are made image by image")
+            raise ValueError(
+                f"image has shape {tuple(image.shape)}; it must be (C, H, W): views are made image by image"
+            )
         return _to_float(image[None] if image.ndim == 2 else image)
     if hasattr(image, "mode"):
         if image.mode in ("P", "1", "CMYK", "YCbCr", "HSV", "LAB", "PA"):

@@ -1,0 +1,79 @@
+"""What forward passes leave to be done at the next optimiser step, and which of it is due when a step is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+#: (name, query parameter, key parameter)
+Pair = tuple[str, nn.Parameter, nn.Parameter]
+
+_FORWARD, _IN_BACKWARD, _BACKWARD_DONE = range(3)
+
+
+@dataclass
+class _Staged:
+    keys: tuple[Tensor, ...]
+    state: int = _FORWARD
+
+
+class StepBoundary:
+    """Keys staged by forward passes until the optimiser steps, and the parameters that have moved since.
+
+    A step that was skipped (GradScaler found an overflow) leaves no trace but this: the next backward pass finds the
+    gradients gone. Keys whose gradient was thrown away are then thrown away too. (With
+    ``zero_grad(set_to_none=False)`` that cannot be seen without waiting for the device; they enter with the next step.)
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0  # a host number, so that schedules need no look at the device
+        self._staged: list[_Staged] = []
+        self._moved: set[str] = set()
+        self._anchor = 0
+
+    @property
+    def staged(self) -> int:
+        """Forward passes since the last step."""
+        return len(self._staged)
+
+    @property
+    def open(self) -> bool:
+        """Whether an optimiser step now has anything to do."""
+        return bool(self._staged or self._moved)
+
+    def stage(self, keys: Iterable[Tensor], loss: Tensor, anchor: nn.Parameter | None) -> None:
+        """Keep the keys of a forward pass; ``anchor`` is a parameter that the loss's gradient reaches."""
+        if not self._staged:
+            self._moved = set()
+        # Cloned: a compiled encoder may use the memory again before the step.
+        item = _Staged(tuple(key.detach().clone() for key in keys))
+        self._staged.append(item)
+        loss.register_hook(lambda grad: setattr(item, "state", _IN_BACKWARD))
+        if anchor is not None and id(anchor) != self._anchor:
+            self._anchor = id(anchor)
+            anchor.register_hook(lambda grad: self._backward_reaches(anchor))
+
+    def _backward_reaches(self, anchor: nn.Parameter) -> None:
+        if anchor.grad is None:  # a new accumulation begins: what was accumulated before has come to nothing
+            self._staged = [item for item in self._staged if item.state != _BACKWARD_DONE]
+        for item in self._staged:
+            if item.state == _IN_BACKWARD:
+                item.state = _BACKWARD_DONE
+
+    def take(self) -> list[tuple[Tensor, ...]]:
+        """Count a step and hand out the staged keys, a tuple a forward pass; empty if this step was counted before."""
+        staged, self._staged = self._staged, []
+        self.steps += bool(staged)
+        return [item.keys for item in staged]
+
+    def due(self, pairs: list[Pair], owned: set[int] | None) -> list[Pair]:
+        """The pairs that an optimiser owning ``owned`` (ids; None: all) moves now, each once a step."""
+        due = [pair for pair in pairs if (owned is None or id(pair[1]) in owned) and pair[0] not in self._moved]
+        self._moved.update(name for name, _, _ in due)
+        return due
+
+    def reset(self, steps: int) -> None:
+        """Start over at a step: nothing staged."""
+        self.steps, self._staged, self._moved = steps, [], set()

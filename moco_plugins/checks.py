@@ -1,0 +1,79 @@
+"""Errors that name the argument, its value and the cure. Shapes and host numbers only: no look at a device."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .momentum import value_at
+from .variants import Variant
+
+
+def check_settings(settings: Variant, backbone: object, bn_buffers: str, **whole: int) -> None:
+    """Check MoCo's arguments; ``whole`` are further whole numbers, of at least 1 (drift_probe: 0)."""
+    if not isinstance(backbone, nn.Module):
+        raise TypeError(f"backbone={backbone!r} is a {type(backbone).__name__}; it must be a torch.nn.Module")
+    least = {"queue_size": 0, "drift_probe": 0}
+    whole = {
+        **whole,
+        "queue_size": settings.queue_size,
+        "projection_dim": settings.projection_dim,
+        "hidden_dim": 1 if settings.hidden_dim is None else settings.hidden_dim,
+        "projection_layers": settings.projection_layers,
+    }
+    for name, value in whole.items():
+        if not isinstance(value, int) or value < least.get(name, 1):
+            raise ValueError(f"{name}={value!r} must be a whole number of at least {least.get(name, 1)}")
+    if not settings.queue_size and not settings.in_batch_negatives:
+        raise ValueError(
+            "queue_size=0 leaves nothing to contrast with; give a queue_size of at least 1, or in_batch_negatives=True"
+        )
+    if not value_at(settings.temperature, 0, None) > 0:
+        raise ValueError(f"temperature={settings.temperature!r} must be greater than 0 (0.07 in MoCo v1, 0.2 in v2)")
+    if bn_buffers not in ("own", "copy", "ema"):
+        raise ValueError(f"bn_buffers={bn_buffers!r} must be 'own', 'copy' or 'ema'")
+    if settings.shuffle_bn not in (True, False):
+        raise ValueError(f"shuffle_bn={settings.shuffle_bn!r} must be 'auto', True or False")
+
+
+def check_views(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the two views, (N, C, H, W) each, or say what is wrong with them."""
+    if isinstance(views, Tensor) or not isinstance(views, Sequence) or len(views) != 2:
+        what = f"a tensor of shape {tuple(views.shape)}" if isinstance(views, Tensor) else f"a {type(views).__name__}"
+        count = f" of {len(views)}" if isinstance(views, Sequence) else ""
+        raise TypeError(f"views is {what}{count}; MoCo takes two views of each image, [view_q, view_k]: see TwoViews")
+    x_q, x_k = views
+    if not isinstance(x_q, Tensor) or not isinstance(x_k, Tensor):
+        raise TypeError(f"views holds {type(x_q).__name__} and {type(x_k).__name__}; both must be tensors (N, C, H, W)")
+    if x_q.ndim == 0 or x_k.ndim == 0 or x_q.shape[0] != x_k.shape[0] or x_q.shape[0] == 0:
+        raise ValueError(
+            f"views have shapes {tuple(x_q.shape)} and {tuple(x_k.shape)}; both must hold the same N >= 1 images, row i of "
+            "each showing image i"
+        )
+    if x_q is x_k or _same_memory(x_q, x_k):
+        raise ValueError("views are twice the same tensor, so there is nothing to learn; make two views: see TwoViews")
+    return x_q, x_k
+
+
+def _same_memory(a: Tensor, b: Tensor) -> bool:
+    if torch.compiler.is_compiling() or a.device != b.device or a.numel() == 0:
+        return False
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+
+
+def second_backbone(backbone: nn.Module, key_encoder: nn.Module | None) -> nn.Module:
+    """Return the backbone of the key encoder: the one given, or a copy."""
+    if key_encoder is backbone:
+        raise ValueError("key_encoder is the backbone itself; it must be a second module of the same architecture")
+    if key_encoder is not None:
+        return key_encoder
+    try:
+        return copy.deepcopy(backbone)
+    except Exception as error:
+        raise TypeError(
+            f"backbone ({type(backbone).__name__}) cannot be deep-copied to make the key encoder ({error}); build a second "
+            "one of the same architecture and pass it as key_encoder="
+        ) from error
