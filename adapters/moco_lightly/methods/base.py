@@ -1,0 +1,165 @@
+"""What lightly's methods share: the encoder, the checks, what the last step can tell, the step boundary."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from moco_plugins import diagnostics, follow
+from moco_plugins.encoder import Encoder
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def full_precision(criterion: Callable[..., Tensor], *projections: Tensor, **arguments: Any) -> Tensor:
+    """Compute a loss in float32 under autocast: exponentials of logits / 0.05 do not fit half precision."""
+    with torch.autocast(projections[0].device.type, enabled=False):
+        wide = [p.float() if p.dtype in _HALF else p for p in projections]
+        return criterion(*wide, **arguments)
+
+
+class LightlyMethod(nn.Module):
+    """A backbone with a projection head, and the parts of :class:`moco_plugins.method.Method` that are always the same.
+
+    Args:
+        backbone: images -> (N, feature_dim).
+        feature_dim: width of the backbone's features.
+        projector: lightly's projection head.
+    """
+
+    def __init__(self, backbone: nn.Module, feature_dim: int, projector: nn.Module) -> None:
+        super().__init__()
+        self.encoder = Encoder(backbone, projector, feature_dim)
+        self.feature_dim = feature_dim
+        self.total_steps: int | None = None
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the features of the backbone (N, feature_dim), without the head."""
+        return self.encoder.features(images)
+
+    def metrics(self) -> dict[str, float]:
+        """Return loss, spread and effective rank of the last projections; empty before the first forward pass."""
+        if self._last is None:
+            return {}
+        loss, projections = self._last
+        unit = F.normalize(projections.float(), dim=1)
+        metrics = {
+            "loss": float(loss),
+            "feature_std": float(unit.std(0, correction=0).mean()),
+            "feature_std_reference": 1 / math.sqrt(unit.shape[1]),
+            "effective_rank": diagnostics.effective_rank(unit),
+        }
+        diagnostics.warn_of_collapse(metrics)
+        return metrics
+
+    @torch.compiler.disable
+    def _remember(self, loss: Tensor, projections: Tensor) -> None:
+        self._last = (loss.detach(), projections.detach())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_last": None}
+
+
+class SteppedMethod(LightlyMethod):
+    """A method with something to do once per optimiser step, in :meth:`on_step`; counts the steps.
+
+    As in :class:`moco_plugins.MoCo`, nothing but BatchNorm statistics changes in a forward pass, so accumulation and
+    skipped steps are right.
+    """
+
+    def __init__(self, backbone: nn.Module, feature_dim: int, projector: nn.Module) -> None:
+        super().__init__(backbone, feature_dim, projector)
+        self.steps = 0
+        self._pending = False
+        self._prepared = False
+        follow.follow_optimizer_steps(self)
+
+    def on_step(self, step: int) -> None:
+        """Do what is due after optimiser step ``step``, counted from 1."""
+        raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Do what is due before the first training step, and after loading."""
+
+    def _begin(self) -> None:
+        """Call at the start of each forward pass."""
+        if self.training and not self._prepared:
+            self.prepare()
+            self._prepared = True
+
+    def _end(self, loss: Tensor, projections: Tensor) -> None:
+        """Call at the end of each forward pass."""
+        self._remember(loss, projections)
+        if self.training and loss.requires_grad:
+            self._pending = True
+
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Commit the step of an optimiser that owns parameters of the encoder; called after each step."""
+        if self._pending and not follow.parameter_ids(optimizer).isdisjoint(map(id, self.encoder.parameters())):
+            self._pending = False
+            self.steps += 1
+            with torch.no_grad():
+                self.on_step(self.steps)
+
+    # The count is a host number, so that schedules need no look at the device; in state_dict() it is a tensor.
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        destination[prefix + "steps"] = torch.tensor(self.steps)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        name = prefix + "steps"
+        super()._load_from_state_dict({k: v for k, v in state_dict.items() if k != name}, prefix, *args)
+        if name in state_dict:
+            self.steps = int(state_dict[name])
+        else:
+            args[2].append(name)  # missing_keys
+        self._pending, self._prepared = False, False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        follow.follow_optimizer_steps(self)
+
+
+def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Check that ``views`` are two views of the same images.
+
+    Raises:
+        ValueError, TypeError: they are not.
+    """
+    if isinstance(views, Tensor) or len(views) != 2:
+        what = f"one tensor of shape {tuple(views.shape)}" if isinstance(views, Tensor) else f"{len(views)} views"
+        raise TypeError(f"views is {what}; the method takes two views of each image, [view_0, view_1]")
+    first, second = views
+    if first.shape[0] != second.shape[0]:
+        raise ValueError(
+            f"views have {first.shape[0]} and {second.shape[0]} images; row i of both must show the same image"
+        )
+    return first, second
+
+
+def together(encoder: nn.Module, views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Encode two views as one batch, so that they share BatchNorm statistics as in lightly's benchmarks."""
+    first, second = encoder(torch.cat(pair(views))).chunk(2)
+    return first, second
+
+
+def call_frozen(module: nn.Module, part: str, images: Tensor) -> Tensor:
+    """Call ``module`` with the parameters of its ``part`` held fixed.
+
+    Their gradients are zero and not missing, because DDP waits for all gradients.
+    """
+    fixed = {
+        name: parameter.detach() + 0 * parameter
+        for name, parameter in module.named_parameters()
+        if name.startswith(part) and parameter.requires_grad
+    }
+    output: Tensor = torch.func.functional_call(module, fixed, (images,))
+    return output

@@ -1,0 +1,195 @@
+"""Methods with a teacher, a moving average of the student: BYOL and DINO."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from moco_plugins.encoder import Encoder
+from moco_plugins.momentum import Cosine, Schedule, check_momentum, copy_module, ema, pair_parameters, value_at
+
+from ..frameworks import lightly
+from .base import SteppedMethod, call_frozen, full_precision, pair
+
+_BYOL_MOMENTUM = Cosine(0.99, 1.0)
+_DINO_MOMENTUM = Cosine(0.996, 1.0)
+
+
+class TaughtMethod(SteppedMethod):
+    """A student and a teacher, which starts equal to it and follows it at each optimiser step, backbone and head.
+
+    lightly moves the teacher at the start of the next forward pass instead, which is the same.
+
+    Args:
+        backbone, feature_dim, projector: see :class:`LightlyMethod`.
+        teacher_projector: the teacher's head, of the same architecture; its weights do not matter.
+        momentum: fraction of the teacher that is kept at each step.
+        allow_low_momentum: permit a momentum below 0.5.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_dim: int,
+        projector: nn.Module,
+        teacher_projector: nn.Module,
+        momentum: Schedule,
+        allow_low_momentum: bool,
+    ) -> None:
+        check_momentum(momentum, allow_low_momentum)
+        super().__init__(backbone, feature_dim, projector)
+        self.momentum = momentum
+        self.teacher = Encoder(copy.deepcopy(backbone), teacher_projector, feature_dim).requires_grad_(False)
+        copy_module(self.encoder, self.teacher)
+
+    def prepare(self) -> None:
+        """Make the teacher equal to the student, into which weights may have been loaded."""
+        if self.steps == 0:
+            copy_module(self.encoder, self.teacher)
+
+    def on_step(self, step: int) -> None:
+        """Move the teacher."""
+        pairs = pair_parameters(self.encoder, self.teacher)
+        ema([teacher for _, teacher in pairs], [student for student, _ in pairs], self._momentum_at(step))
+
+    def _momentum_at(self, step: int) -> float:
+        return value_at(self.momentum, step, self.total_steps)
+
+    @torch.no_grad()
+    def _teach(self, images: Tensor) -> Tensor:
+        projections: Tensor = self.teacher(images)
+        return projections
+
+    def metrics(self) -> dict[str, float]:
+        """Return loss, spread and effective rank of the last projections, and the momentum."""
+        metrics = super().metrics()
+        return {**metrics, "momentum": self._momentum_at(self.steps)} if metrics else metrics
+
+
+class BYOL(TaughtMethod):
+    """BYOL (Grill et al. 2020, arXiv:2006.07733): predict the teacher's projection of the other view.
+
+    Args:
+        backbone: images -> (N, feature_dim).
+        feature_dim: width of the backbone's features.
+        projection_dim: D; 256.
+        hidden_dim: width of the hidden layers of projection and prediction head; 4096.
+        momentum: fraction of the teacher that is kept at each step; 0.99 to 1 by cosine, the authors' for 100 epochs.
+        allow_low_momentum: permit a momentum below 0.5.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_dim: int,
+        projection_dim: int = 256,
+        hidden_dim: int = 4096,
+        momentum: Schedule = _BYOL_MOMENTUM,
+        allow_low_momentum: bool = False,
+    ) -> None:
+        heads = lightly("models.modules")
+        projector = heads.BYOLProjectionHead(feature_dim, hidden_dim, projection_dim)
+        super().__init__(backbone, feature_dim, projector, copy.deepcopy(projector), momentum, allow_low_momentum)
+        self.predictor = heads.BYOLPredictionHead(projection_dim, hidden_dim, projection_dim)
+        self.criterion = lightly("loss").NegativeCosineSimilarity()
+
+    def forward(self, views: Sequence[Tensor]) -> Tensor:
+        """Return the loss of two views of a batch, each (N, C, H, W); 0-dim."""
+        first, second = pair(views)
+        self._begin()
+        t0, t1 = self._teach(first), self._teach(second)  # N x D each
+        p0, p1 = (self.predictor(self.encoder(view)) for view in (first, second))
+        # Twice the cosine is the squared distance of unit vectors, up to a constant; summed over the two directions.
+        loss = 2 * full_precision(self.criterion, t0, p1) + 2 * full_precision(self.criterion, t1, p0)
+        self._end(loss, p0)
+        return loss
+
+
+class DINO(TaughtMethod):
+    """DINO (Caron et al. 2021, arXiv:2104.14294) with two views: match the teacher's soft assignment of the other view.
+
+    The features are the teacher's, as in the paper and in lightly's benchmark.
+
+    Args:
+        backbone: images -> (N, feature_dim).
+        feature_dim: width of the backbone's features.
+        projection_dim: number of assignments; 65536.
+        hidden_dim: width of the head's hidden layers; 2048.
+        bottleneck_dim: width of the head before its last layer; 256.
+        batch_norm: BatchNorm in the head; False.
+        momentum: fraction of the teacher that is kept at each step; 0.996 to 1 by cosine.
+        student_temperature, teacher_temperature: 0.1 and 0.04.
+        center_momentum: fraction of the center of the teacher's outputs that is kept at each step; 0.9.
+        frozen: fraction of the training during which the head's last layer stays as it is; 0.01, the first of lightly's
+            100 epochs. Without effect while ``total_steps`` is unknown.
+        allow_low_momentum: permit a momentum below 0.5.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_dim: int,
+        projection_dim: int = 65536,
+        hidden_dim: int = 2048,
+        bottleneck_dim: int = 256,
+        batch_norm: bool = False,
+        momentum: Schedule = _DINO_MOMENTUM,
+        student_temperature: float = 0.1,
+        teacher_temperature: float = 0.04,
+        center_momentum: float = 0.9,
+        frozen: float = 0.01,
+        allow_low_momentum: bool = False,
+    ) -> None:
+        head = lightly("models.modules").DINOProjectionHead
+        with warnings.catch_warnings():  # lightly's head uses torch.nn.utils.weight_norm, which torch deprecates
+            warnings.simplefilter("ignore", FutureWarning)
+            heads = [head(feature_dim, hidden_dim, bottleneck_dim, projection_dim, batch_norm) for _ in range(2)]
+        super().__init__(backbone, feature_dim, *heads, momentum, allow_low_momentum)
+        self.criterion = lightly("loss").DINOLoss(
+            projection_dim,
+            warmup_teacher_temp=teacher_temperature,
+            teacher_temp=teacher_temperature,
+            student_temp=student_temperature,
+            center_momentum=center_momentum,
+        )
+        self.frozen = frozen
+        # The centers that the forward passes since the last step would lead to, with the number of their images.
+        self._centers: list[tuple[Tensor, int]] = []
+
+    def prepare(self) -> None:
+        """Make the teacher equal to the student before the first step."""
+        super().prepare()
+        self._centers = []
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the features of the teacher's backbone (N, feature_dim), without the head."""
+        return self.teacher.features(images)
+
+    def forward(self, views: Sequence[Tensor]) -> Tensor:
+        """Return the loss of two views of a batch, each (N, C, H, W); 0-dim."""
+        first, second = pair(views)
+        self._begin()
+        both = torch.cat([first, second])
+        teacher = self._teach(both)  # 2N x D
+        frozen = self.steps < self.frozen * (self.total_steps or 0)
+        student = call_frozen(self.encoder, "projector.last_layer", both) if frozen else self.encoder(both)  # 2N x D
+        before = self.criterion.center.clone()
+        loss = full_precision(lambda t, s: self.criterion(t.chunk(2), s.chunk(2)), teacher, student)
+        # The loss moves the center at once; here that waits for the optimiser step.
+        if self.training and loss.requires_grad:
+            self._centers.append((self.criterion.center.clone(), first.shape[0]))
+        self.criterion.center.copy_(before)
+        self._end(loss, student[: first.shape[0]])
+        return loss
+
+    def on_step(self, step: int) -> None:
+        """Move teacher and center."""
+        super().on_step(step)
+        # Each starts from the same center, so their mean is the one that the joined batch leads to.
+        images = sum(n for _, n in self._centers)
+        self.criterion.center.copy_(torch.stack([center * (n / images) for center, n in self._centers]).sum(0))
+        self._centers = []
