@@ -108,7 +108,7 @@ class KeyQueue(nn.Module):
     # The state is plain tensors: these three do for them what nn.Module does for buffers.
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> KeyQueue:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name in _STATE:
             old = getattr(self, name)
             new = fn(old)

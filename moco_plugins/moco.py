@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from . import batchnorm, checks, diagnostics, distributed, follow, plugins
 from .boundary import StepBoundary
+from .eager import eager
 from .encoder import Encoder
 from .momentum import Schedule, check_momentum, copy_module, ema, pair_buffers, pair_parameters, value_at
 from .variants import VARIANTS, Variant, freeze_patch_projection, projection_head
@@ -243,7 +244,7 @@ class MoCo(nn.Module):
         if self._boundary.open:
             self._commit(None)
 
-    @torch.compiler.disable
+    @eager
     @torch.no_grad()
     def _commit(self, owned: set[int] | None) -> None:
         """Move the key parameters whose query is owned (None: all), each once a step, and enqueue what is staged."""
@@ -274,7 +275,7 @@ class MoCo(nn.Module):
             else:  # counts (num_batches_tracked) are never averaged
                 key.copy_(query)
 
-    @torch.compiler.disable
+    @eager
     def _stage(self, keys: list[Tensor], loss: Tensor, key_images: Tensor) -> None:
         anchor = next((p for p in self.query_encoder.projector.parameters() if p.requires_grad), None)
         # keys[0] is of the second view and keys[1] of the first: they are enqueued in the order of the views.
@@ -286,7 +287,7 @@ class MoCo(nn.Module):
                 self.drift_probe.every = max(1, steps_in_queue // self.drift_probe.keep)
             self.drift_probe.take(self.key_encoder, key_images, self.steps)
 
-    @torch.compiler.disable
+    @eager
     def _prepare(self, batch: int) -> None:
         """Before the first training step: key encoder equal to the query encoder, and the same state on all ranks."""
         if self._prepared:
@@ -359,7 +360,7 @@ class MoCo(nn.Module):
             metrics["key_drift"] = sum(drifts) / len(drifts)
         return metrics
 
-    @torch.compiler.disable
+    @eager
     def _remember(self, loss: Tensor, query: Tensor, key: Tensor, temperature: float | Tensor) -> None:
         if isinstance(temperature, Tensor):
             temperature = temperature.detach()
@@ -398,7 +399,7 @@ class MoCo(nn.Module):
         return {**self.__dict__, "_last": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self.follow_optimizer:
             follow.follow_optimizer_steps(self)
 
