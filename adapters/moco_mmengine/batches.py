@@ -1,0 +1,173 @@
+"""Batches: what comes out of a DataLoader is brought into the form the model takes, or it is said what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from mmengine.model import BaseDataPreprocessor
+from mmengine.registry import TRANSFORMS
+from torch import Tensor
+
+_CURES = (
+    "Training needs two views of each image. Add dict(type='moco_plugins.TwoViews', variant='v2', image_size=224) as the "
+    "last transform of train_dataloader.dataset.pipeline, or views=dict(type='moco_plugins.TwoViews', ...) to the "
+    "data_preprocessor, which makes them of the whole batch"
+)
+
+
+class DataPreprocessor(BaseDataPreprocessor):
+    """Stack, move and normalise a batch; where asked for, make the two views of it on the device.
+
+    Takes ``dict(inputs=..., data_samples=...)`` or ``(inputs, labels)``, from any of MMEngine's or torch's collate
+    functions, with ``inputs`` either images or two views of them, stacked or not.
+
+    Args:
+        mean, std: normalisation per channel, for images from 0 to 1 (uint8 images are brought there); None: none.
+        views: a transform config whose views are made of a whole batch, in training only:
+            ``dict(type='moco_plugins.TwoViews', variant='affine')``.
+        non_blocking: see MMEngine's BaseDataPreprocessor.
+    """
+
+    mean: Tensor | None
+    std: Tensor | None
+
+    def __init__(
+        self,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        views: Any = None,
+        non_blocking: bool = False,
+    ) -> None:
+        super().__init__(non_blocking)
+        if (mean is None) != (std is None):
+            raise ValueError(f"mean={mean!r} and std={std!r} go together: give both, or neither")
+        for name, values in (("mean", mean), ("std", std)):
+            tensor = None if values is None else torch.tensor(list(values)).view(-1, 1, 1)
+            self.register_buffer(name, tensor, persistent=False)
+        self.views = TRANSFORMS.build(views) if isinstance(views, Mapping) else views
+
+    def forward(self, data: Any, training: bool = False) -> dict[str, Any]:
+        """Return ``dict(inputs=images or [view_q, view_k], data_samples=...)``."""
+        inputs, samples = split_batch(data)
+        inputs = self.cast_data(stack(inputs))
+        if training and self.views is not None and isinstance(inputs, Tensor):
+            inputs = make_views(self.views, as_float(inputs))
+        batches = [self._finish(view) for view in inputs] if isinstance(inputs, list) else self._finish(inputs)
+        return {"inputs": batches, "data_samples": self.cast_data(samples)}
+
+    def _finish(self, images: Tensor) -> Tensor:
+        images = as_float(images)
+        if self.mean is None or self.std is None:
+            return images
+        return (images - self.mean) / self.std
+
+
+def as_float(images: Tensor) -> Tensor:
+    """Whole numbers become floats from 0 to 1."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
+
+
+def make_views(transform: Any, images: Tensor) -> list[Tensor]:
+    """Return both views of a batch; a transform that is not batched takes the images one by one."""
+    if getattr(transform, "batched", False):
+        return list(transform(images))
+    pairs = [transform(image) for image in images]
+    return [torch.stack(list(view)) for view in zip(*pairs, strict=True)]
+
+
+def split_batch(data: Any) -> tuple[Any, Any]:
+    """Return (inputs, data_samples) of a batch."""
+    if isinstance(data, Mapping):
+        if "inputs" not in data:
+            raise TypeError(
+                f"the batch is a dict with {', '.join(map(repr, data))}, without 'inputs'; let the pipeline end with "
+                "moco_plugins.TwoViews or mmpretrain's PackInputs"
+            )
+        return data["inputs"], data.get("data_samples")
+    if isinstance(data, Tensor):
+        return data, None
+    if isinstance(data, (list, tuple)) and data:
+        if isinstance(data[0], (Mapping, tuple)) and len(data) > 2:
+            raise TypeError(
+                f"the batch is a list of {len(data)} samples that nobody has collated; set train_dataloader.collate_fn="
+                "dict(type='default_collate')"
+            )
+        if len(data) == 2 and not _images(data[1]):
+            return data[0], data[1]
+        return (data[0], None) if len(data) == 1 else (list(data), None)
+    raise TypeError(
+        f"the batch is a {type(data).__name__}; it must be dict(inputs=..., data_samples=...) or (inputs, labels)"
+    )
+
+
+def _images(part: Any) -> bool:
+    if isinstance(part, Tensor):
+        return part.ndim >= 3
+    return isinstance(part, (list, tuple)) and len(part) > 0 and isinstance(part[0], Tensor) and part[0].ndim >= 3
+
+
+def stack(inputs: Any) -> Tensor | list[Tensor]:
+    """Return images (N, C, H, W), or a list of such, one for each view."""
+    if isinstance(inputs, Tensor):
+        return inputs
+    if not isinstance(inputs, (list, tuple)) or not inputs:
+        raise TypeError(f"inputs is a {type(inputs).__name__}; it must be a tensor, or a list of tensors. {_CURES}")
+    first = inputs[0]
+    if isinstance(first, Tensor):
+        return _stack(inputs) if first.ndim == 3 else list(inputs)
+    if isinstance(first, (list, tuple)):
+        return [_stack(view) for view in inputs]
+    raise TypeError(
+        f"inputs holds {type(first).__name__}, not tensors; let the pipeline end with moco_plugins.TwoViews, or with a "
+        f"transform that makes tensors (mmpretrain's PackInputs). {_CURES}"
+    )
+
+
+def _stack(images: Any) -> Tensor:
+    shapes = {tuple(image.shape) for image in images}
+    if len(shapes) > 1:
+        some = ", ".join(map(str, sorted(shapes)[:3]))
+        raise ValueError(f"the images of the batch have different shapes ({some}); crop or resize them to one size")
+    return torch.stack(list(images))
+
+
+def check_views(inputs: Any) -> list[Tensor]:
+    """Return the two views of a training batch, or raise an error that says what to add."""
+    if isinstance(inputs, Tensor):
+        if inputs.ndim == 5 and inputs.shape[1] == 2:
+            return [inputs[:, 0], inputs[:, 1]]
+        raise TypeError(f"inputs is one tensor of shape {tuple(inputs.shape)}: one view. {_CURES}")
+    if not isinstance(inputs, (list, tuple)):
+        raise TypeError(f"inputs is a {type(inputs).__name__}. {_CURES}")
+    if len(inputs) != 2 or not all(isinstance(view, Tensor) and view.ndim == 4 for view in inputs):
+        kinds = ", ".join(
+            f"tensor {tuple(view.shape)}" if isinstance(view, Tensor) else type(view).__name__ for view in inputs[:4]
+        )
+        raise TypeError(
+            f"inputs holds {len(inputs)} parts ({kinds}); it must be two views (N, C, H, W). {_CURES}; parts that are not "
+            "stacked: collate_fn=dict(type='default_collate'), or data_preprocessor=dict(type='moco_plugins.DataPreprocessor')"
+        )
+    return list(inputs)
+
+
+def labels_of(samples: Any, count: int) -> tuple[list[int], list[str]]:
+    """Return the label (-1: none) and the part of the data ("": unknown) of each sample of a batch."""
+    if samples is None:
+        return [-1] * count, [""] * count
+    if isinstance(samples, Tensor):
+        return [int(row if row.ndim == 0 else row[0]) for row in samples], [""] * count
+    if isinstance(samples, Mapping):
+        return [int(label) for label in samples.get("gt_label", [-1] * count)], list(samples.get("split", [""] * count))
+    return [_label(sample) for sample in samples], [str(_field(sample, "split", "")) for sample in samples]
+
+
+def _field(sample: Any, name: str, default: Any) -> Any:
+    return sample.get(name, default) if hasattr(sample, "get") else getattr(sample, name, default)
+
+
+def _label(sample: Any) -> int:
+    label = sample if isinstance(sample, (int, Tensor)) else _field(sample, "gt_label", -1)
+    label = getattr(label, "label", label)  # mmpretrain 1.0 and before wrap it
+    return int(label)

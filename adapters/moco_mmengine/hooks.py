@@ -1,0 +1,96 @@
+"""What a training needs of the Runner besides the model: random numbers that a resume repeats, the number of steps."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from torch import nn
+
+from moco_plugins.bench.loader import key
+
+from .checkpoints import check_fits
+from .models import MethodModel
+
+
+class MethodHook(Hook):
+    """Make training with ``moco_plugins`` models exactly resumable; ``moco-plugins train`` adds it to every config.
+
+    - Random numbers are seeded anew for each epoch and iteration from the Runner's seed, so that a resumed run draws what
+      the whole run would have drawn.
+    - The method learns the number of optimiser steps (momentum schedules), under DDP and accumulation too.
+    - Resuming from a checkpoint of another model is an error that says what differs.
+    - Beside EMAHook, checkpoints keep the queue and the counters of the trained model, which have no average.
+    """
+
+    priority = "LOW"  # after EMAHook, before CheckpointHook
+
+    def before_train(self, runner: Any) -> None:
+        """Tell the number of steps; seed the batches of an iteration-based loop."""
+        model = unwrapped(runner.model)
+        if isinstance(model, MethodModel) and model.method.total_steps is None:
+            counts = getattr(runner.optim_wrapper, "_accumulative_counts", 1)
+            model.method.total_steps = math.ceil(runner.max_iters / counts)
+        iterator = getattr(runner.train_loop, "dataloader_iterator", None)
+        if iterator is not None:
+            runner.train_loop.dataloader_iterator = _SeededBatches(iterator, runner.seed)
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Seed the epoch."""
+        seed_everything(runner.seed, "epoch", runner.epoch)
+
+    def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
+        """Seed the step of an iteration-based loop; epochs are resumed at their start only."""
+        if hasattr(runner.train_loop, "dataloader_iterator"):
+            seed_everything(runner.seed, "step", runner.iter)
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Refuse to resume from what does not fit."""
+        model = unwrapped(runner.model)
+        if getattr(runner, "_resume", False) and isinstance(model, MethodModel):
+            check_fits(model, checkpoint["state_dict"])
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Undo EMAHook's exchange for all that is not a weight."""
+        averaged = checkpoint.get("ema_state_dict")
+        model = unwrapped(runner.model)
+        if averaged is None or not isinstance(model, MethodModel):
+            return
+        weights = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+        for name in checkpoint["state_dict"]:
+            if name not in weights:
+                checkpoint["state_dict"][name] = averaged[f"module.{name}"]
+
+
+class _SeededBatches:
+    """The batches of an iteration-based loop; their random numbers depend on their place alone."""
+
+    def __init__(self, batches: Any, seed: int) -> None:
+        self.batches, self.seed, self.place = batches, seed, 0
+
+    def __iter__(self) -> _SeededBatches:
+        return self
+
+    def __next__(self) -> Any:
+        seed_everything(self.seed, "batch", self.place)
+        self.place += 1
+        return next(self.batches)
+
+
+def seed_everything(*parts: object) -> None:
+    """Seed random, numpy and torch for this rank, from several things."""
+    seed = key(*parts, get_rank())
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def unwrapped(model: nn.Module) -> Any:
+    """The model inside DDP and the like."""
+    return model.module if is_model_wrapper(model) else model

@@ -1,0 +1,158 @@
+"""The engine of the harness: a :class:`moco_plugins.engine.TrainingJob` carried out by an MMEngine Runner."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from pathlib import Path
+from typing import Any
+
+import torch
+from mmengine.hooks import Hook
+from mmengine.model import is_model_wrapper
+from mmengine.optim import AmpOptimWrapper, OptimWrapper
+from mmengine.runner import Runner
+from torch import nn
+
+from moco_plugins.engine import TrainingJob, TrainingOutcome
+
+from .models import MethodModel
+from .precision import AutocastOptimWrapper
+
+
+def run_job(job: TrainingJob) -> TrainingOutcome:
+    """Train ``job.method`` in place, epoch by epoch, with a checkpoint after each."""
+    if job.devices * job.num_nodes > 1:
+        raise ValueError(
+            f"devices={job.devices}, num_nodes={job.num_nodes}: MMEngine does not start processes by itself. Use "
+            "--engine lightning, or moco-plugins train CONFIG --launcher pytorch under torchrun"
+        )
+    options = dict(job.options)
+    device = _device(job.device)
+    job.method.to(device)
+    optimizer = job.make_optimizer(job.method)
+    counts = int(options.pop("accumulative_counts", 1))
+    wrapper = _wrapper(job.precision, device, optimizer=optimizer, accumulative_counts=counts)
+    hook = _JobHook(job, optimizer, counts)
+    runner = _JobRunner(
+        **{
+            "device": device,
+            "model": _JobModel(job.method),
+            "work_dir": str(job.folder),
+            "train_dataloader": job.loader,
+            "train_cfg": {"by_epoch": True, "max_epochs": job.epochs},
+            "optim_wrapper": wrapper,
+            "default_hooks": {
+                "logger": None,
+                "sampler_seed": None,
+                "checkpoint": {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1},
+            },
+            "custom_hooks": [hook],
+            "resume": job.resume,
+            "randomness": {"seed": job.seed},
+            # Runners find their logger and message hub by this name.
+            "experiment_name": f"{job.folder.name}-{uuid.uuid4().hex[:8]}",
+            **options,
+        }
+    )
+    runner.train()
+    return TrainingOutcome(steps=hook.steps, steps_now=hook.steps_now, log_folder=Path(runner.log_dir))
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _wrapper(precision: str, device: torch.device, **options: Any) -> OptimWrapper:
+    if precision in ("32", "32-true"):
+        return OptimWrapper(**options)
+    if precision in ("bf16", "bf16-mixed"):
+        return AutocastOptimWrapper(**options)
+    if precision in ("16", "16-mixed") and device.type == "cuda":
+        return AmpOptimWrapper(dtype="float16", **options)
+    raise ValueError(f"precision={precision!r} on {device.type}: there are 32, bf16-mixed, and on a GPU 16-mixed")
+
+
+class _JobModel(MethodModel):
+    """The method as it is: it is initialised, and the harness asks it for its metrics."""
+
+    def __init__(self, method: nn.Module) -> None:
+        super().__init__(method, metrics_interval=0)
+
+    def init_weights(self) -> None:
+        """Leave the weights alone."""
+
+
+class _JobRunner(Runner):
+    """A Runner that writes to its log file only, and uses the device it is told."""
+
+    def __init__(self, device: torch.device, **options: Any) -> None:
+        self.device = device
+        super().__init__(**options)
+
+    def build_logger(self, *args: Any, **options: Any) -> Any:
+        """Build the logger without its console."""
+        logger = super().build_logger(*args, **options)
+        for handler in list(logger.handlers):
+            if isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler):
+                logger.removeHandler(handler)
+        return logger
+
+    def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:
+        """Put the model on the job's device."""
+        if is_model_wrapper(model):
+            return super().wrap_model(model_wrapper_cfg, model)
+        return model.to(self.device)
+
+
+class _JobHook(Hook):
+    """Schedule, counters, callbacks and what of them a checkpoint must hold."""
+
+    priority = "LOW"  # before CheckpointHook
+
+    def __init__(self, job: TrainingJob, optimizer: torch.optim.Optimizer, counts: int) -> None:
+        self.job, self.steps, self.steps_now, self.reported = job, 0, 0, 0
+        iterations = job.epochs * len(job.loader)  # type: ignore[arg-type]
+        total = -(-iterations // counts)
+        method: Any = job.method
+        method.total_steps = total
+        self.scheduler = job.make_scheduler(optimizer, total) if job.make_scheduler else None
+        # A step that a loss scaler skips, or that accumulation puts off, does not get here.
+        optimizer.register_step_post_hook(self._after_step)
+
+    def _after_step(self, *_: Any) -> None:
+        self.steps += 1
+        self.steps_now += 1
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def before_train_epoch(self, runner: Any) -> None:
+        """Choose the epoch's shuffle."""
+        loader = runner.train_dataloader
+        for sampler in (loader.batch_sampler, loader.sampler):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(runner.epoch)
+                return
+
+    def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
+        """Report the step."""
+        if self.steps > self.reported:
+            self.reported = self.steps
+            self.job.on_step(self.steps, float(outputs["loss"]))
+
+    def after_train_epoch(self, runner: Any) -> None:
+        """Report the epoch."""
+        self.job.on_epoch(runner.epoch + 1)
+
+    def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Add the schedule and the counter."""
+        schedule = self.scheduler.state_dict() if self.scheduler is not None else None
+        checkpoint["job"] = {"steps": self.steps, "schedule": schedule}
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Take them back."""
+        self.steps = self.reported = checkpoint["job"]["steps"]
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(checkpoint["job"]["schedule"])
