@@ -1,0 +1,32 @@
+"""What all tests share: one thread, a seed, and two processes that stay alive to run distributed checks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parent / "support"))
+
+from ranks import Ranks
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    # Small tensors: more threads only wait for each other.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """Two processes with a gloo group; ``two_ranks.run(function, *args)`` runs a test module's function on both."""
+    with Ranks(2) as ranks:
+        yield ranks
