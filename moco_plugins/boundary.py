@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -73,6 +74,10 @@ class StepBoundary:
         due = [pair for pair in pairs if (owned is None or id(pair[1]) in owned) and pair[0] not in self._moved]
         self._moved.update(name for name, _, _ in due)
         return due
+
+    def __getstate__(self) -> dict[str, Any]:
+        # What is staged belongs to the original: its gradients do not travel with a copy, nor does the anchor's hook.
+        return {**self.__dict__, "_staged": [], "_moved": set(), "_anchor": 0}
 
     def reset(self, steps: int) -> None:
         """Start over at a step: nothing staged."""
