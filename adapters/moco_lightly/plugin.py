@@ -12,6 +12,8 @@ from torch import nn
 from moco_plugins import hookimpl
 from moco_plugins.engine import Adapter, TrainingJob, TrainingOutcome
 
+from .baselines import BASELINES
+
 _METHODS = {
     "simclr": "SimCLR",
     "byol": "BYOL",
@@ -63,4 +65,13 @@ def _train(job: TrainingJob) -> TrainingOutcome:
 def moco_adapters() -> Sequence[Adapter]:
     """Lightning's Trainer."""
     install = 'pip install "moco-plugins[lightly]"'
-    return [Adapter(name="lightning", framework="lightly", install=install, activate=_activate, engine=_train)]
+    return [
+        Adapter(
+            name="lightning",
+            framework="lightly",
+            install=install,
+            activate=_activate,
+            engine=_train,
+            baselines=BASELINES,
+        )
+    ]

@@ -45,11 +45,11 @@ class LightlyMethod(nn.Module):
         return self.encoder.features(images)
 
     def metrics(self) -> dict[str, float]:
-        """Return loss, spread and effective rank of the last projections; empty before the first forward pass."""
+        """Return loss, spread and effective rank of the last embeddings; empty before the first forward pass."""
         if self._last is None:
             return {}
-        loss, projections = self._last
-        unit = F.normalize(projections.float(), dim=1)
+        loss, embeddings = self._last
+        unit = F.normalize(embeddings.float(), dim=1)
         metrics = {
             "loss": float(loss),
             "feature_std": float(unit.std(0, correction=0).mean()),
@@ -60,8 +60,8 @@ class LightlyMethod(nn.Module):
         return metrics
 
     @torch.compiler.disable
-    def _remember(self, loss: Tensor, projections: Tensor) -> None:
-        self._last = (loss.detach(), projections.detach())
+    def _remember(self, loss: Tensor, embeddings: Tensor) -> None:
+        self._last = (loss.detach(), embeddings.detach())
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": None}
@@ -94,9 +94,9 @@ class SteppedMethod(LightlyMethod):
             self.prepare()
             self._prepared = True
 
-    def _end(self, loss: Tensor, projections: Tensor) -> None:
+    def _end(self, loss: Tensor, embeddings: Tensor) -> None:
         """Call at the end of each forward pass."""
-        self._remember(loss, projections)
+        self._remember(loss, embeddings)
         if self.training and loss.requires_grad:
             self._pending = True
 
@@ -151,8 +151,8 @@ def together(encoder: nn.Module, views: Sequence[Tensor]) -> tuple[Tensor, Tenso
     return first, second
 
 
-def call_frozen(module: nn.Module, part: str, images: Tensor) -> Tensor:
-    """Call ``module`` with the parameters of its ``part`` held fixed.
+def call_frozen(module: nn.Module, part: str, inputs: Tensor) -> Tensor:
+    """Call ``module`` with the parameters of its ``part`` ("" for all) held fixed.
 
     Their gradients are zero and not missing, because DDP waits for all gradients.
     """
@@ -161,5 +161,5 @@ def call_frozen(module: nn.Module, part: str, images: Tensor) -> Tensor:
         for name, parameter in module.named_parameters()
         if name.startswith(part) and parameter.requires_grad
     }
-    output: Tensor = torch.func.functional_call(module, fixed, (images,))
+    output: Tensor = torch.func.functional_call(module, fixed, (inputs,))
     return output

@@ -53,8 +53,8 @@ class TaughtMethod(SteppedMethod):
 
     def on_step(self, step: int) -> None:
         """Move the teacher."""
-        pairs = pair_parameters(self.encoder, self.teacher)
-        ema([teacher for _, teacher in pairs], [student for student, _ in pairs], self._momentum_at(step))
+        _, students, teachers = zip(*pair_parameters(self.encoder, self.teacher), strict=True)
+        ema(teachers, students, self._momentum_at(step))
 
     def _momentum_at(self, step: int) -> float:
         return value_at(self.momentum, step, self.total_steps)
@@ -176,14 +176,15 @@ class DINO(TaughtMethod):
         both = torch.cat([first, second])
         teacher = self._teach(both)  # 2N x D
         frozen = self.steps < self.frozen * (self.total_steps or 0)
-        student = call_frozen(self.encoder, "projector.last_layer", both) if frozen else self.encoder(both)  # 2N x D
+        features, head = self.encoder.features(both), self.encoder.projector
+        student = call_frozen(head, "last_layer", features) if frozen else head(features)  # 2N x D
         before = self.criterion.center.clone()
         loss = full_precision(lambda t, s: self.criterion(t.chunk(2), s.chunk(2)), teacher, student)
         # The loss moves the center at once; here that waits for the optimiser step.
         if self.training and loss.requires_grad:
             self._centers.append((self.criterion.center.clone(), first.shape[0]))
         self.criterion.center.copy_(before)
-        self._end(loss, student[: first.shape[0]])
+        self._end(loss, features[: first.shape[0]])  # logits to prototypes do not tell how far the images are spread
         return loss
 
     def on_step(self, step: int) -> None:
