@@ -70,6 +70,15 @@ def broadcast_from_first(tensors: Iterable[Tensor]) -> None:
         dist.broadcast(tensor.detach(), src=0)
 
 
+def number_of_first(number: int, device: torch.device) -> int:
+    """Return rank 0's number on all ranks."""
+    if world_size() == 1:
+        return number
+    carrier = torch.tensor(number, device=device)
+    dist.broadcast(carrier, src=0)
+    return int(carrier)
+
+
 def warn_once_on_first_rank(message: str) -> None:
     """Warn, on rank 0 only."""
     if rank() == 0:

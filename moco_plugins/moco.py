@@ -294,6 +294,7 @@ class MoCo(nn.Module):
             return
         if self.steps == 0:  # weights may have been loaded into the query encoder
             copy_module(self.query_encoder, self.key_encoder)
+        self._boundary.steps = distributed.number_of_first(self.steps, next(self.key_encoder.parameters()).device)
         distributed.broadcast_from_first([*self.key_encoder.parameters(), *self.key_encoder.buffers()])
         if self.queue is not None and self.gather_distributed:
             distributed.broadcast_from_first(v for v in self.queue.state_dict().values() if isinstance(v, Tensor))

@@ -48,8 +48,11 @@ class Ranks:
         deadline = time.monotonic() + timeout
         while not all(answer.exists() for answer in answers):
             if time.monotonic() > deadline or any(worker.poll() is not None for worker in self._workers):
+                status = [worker.poll() for worker in self._workers]
                 self.close()
-                raise AssertionError(f"{function.__qualname__} did not return on all ranks:\n{self._logs(answers)}")
+                raise AssertionError(
+                    f"{function.__qualname__} did not return on all ranks (exit status {status}):\n{self._logs(answers)}"
+                )
             time.sleep(0.005)
         results = [torch.load(answer, weights_only=False) for answer in answers]
         failures = [f"rank {rank}:\n{text}" for rank, (_, text) in enumerate(results) if text]
