@@ -1,0 +1,5 @@
+"""``python -m moco_plugins`` is ``moco-plugins``."""
+
+from .cli import main
+
+raise SystemExit(main())

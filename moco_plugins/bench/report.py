@@ -1,0 +1,3 @@
+"""stub"""
+from pathlib import Path
+def write_report(folders, out, metric): return Path(out)

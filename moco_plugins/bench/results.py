@@ -1,0 +1,126 @@
+"""The results of a comparison on disk: results.json and results.csv, written after every run and never half."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .settings import RunPlan, Settings, SettingsError
+
+FILE = "results.json"
+_COLUMNS = (
+    "method",
+    "label",
+    "engine",
+    "seed",
+    "status",
+    "epochs",
+    "knn_top1",
+    "linear_top1",
+    "seconds",
+    "images_per_second",
+    "images_seen",
+    "forward_images",
+    "backward_images",
+    "peak_memory_mib",
+    "parameters",
+)
+
+
+def plain(value: Any) -> Any:
+    """Turn a value into what JSON has: numbers stay, NaN becomes None, other objects their text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, (str, int, bool)) or value is None else str(value)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file in one step: whoever reads it, after a crash too, finds the old or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, path)
+
+
+class Results:
+    """The content of results.json in a folder; opened, extended, saved.
+
+    Args:
+        folder: the folder; made where it does not exist.
+        settings: what is about to run; None: only look.
+
+    Raises:
+        SettingsError: the folder holds results of other settings, or something else.
+    """
+
+    def __init__(self, folder: Path, settings: Settings | None = None) -> None:
+        self.folder, self.path = folder, folder / FILE
+        self.content: dict[str, Any] = {"settings": {}, "baselines": [], "runs": []}
+        if self.path.exists():
+            try:
+                self.content = json.loads(self.path.read_text(encoding="utf-8"))
+            except json.JSONDecodeError as error:
+                raise SettingsError(f"{self.path} is not readable as JSON ({error}); move it away") from error
+            if settings is not None:
+                self._must_agree(settings)
+        elif settings is None:
+            raise SettingsError(f"no {FILE} in {folder.resolve()}; give a folder that moco-plugins bench has written")
+        if settings is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.content["settings"] = plain(settings.shared())
+
+    @property
+    def runs(self) -> list[dict[str, Any]]:
+        """The records of all runs."""
+        return self.content["runs"]
+
+    def _must_agree(self, settings: Settings) -> None:
+        old, new = self.content.get("settings", {}), plain(settings.shared())
+        differ = [f"{name} was {old.get(name)!r}, now {new[name]!r}" for name in new if old.get(name) != new[name]]
+        if old and differ:
+            raise SettingsError(
+                f"--out {self.folder} holds results of other settings ({'; '.join(differ)}). Give the same settings to "
+                "continue there, or another --out"
+            )
+
+    def find(self, run: RunPlan, engine: str) -> dict[str, Any] | None:
+        """The finished record of a run, if there is one.
+
+        Raises:
+            SettingsError: it is there with other options.
+        """
+        for record in self.runs:
+            if (record["label"], record["seed"], record["engine"]) == (run.label, run.seed, engine):
+                if record["options"] != plain(run.options):
+                    raise SettingsError(
+                        f"--out {self.folder} holds {run.label}, seed {run.seed}, with other options "
+                        f"({record['options']}, now {plain(run.options)}); give another --out"
+                    )
+                return record if record["status"] == "finished" else None
+        return None
+
+    def put(self, record: Mapping[str, Any]) -> None:
+        """Add a run's record in place of an earlier one of the same run, and save."""
+        same = ("label", "seed", "engine")
+        kept = [old for old in self.runs if any(old[name] != record[name] for name in same)]
+        self.content["runs"] = [*kept, plain(record)]
+        self.save()
+
+    def save(self) -> None:
+        """Write results.json and results.csv."""
+        write_atomically(self.path, json.dumps(self.content, indent=1))
+        lines = [_COLUMNS]
+        for record in (*self.content["baselines"], *self.runs):
+            lines.append(tuple(record.get(column, "") for column in _COLUMNS))
+        partial = self.folder / "results.csv.partial"
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(lines)
+        os.replace(partial, self.folder / "results.csv")

@@ -1,0 +1,119 @@
+"""The results as rows: one per method (or swept value), over its seeds; printed as text and used by the report."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method over its seeds. Accuracies are fractions; nan where there is none."""
+
+    label: str
+    method: str
+    engine: str
+    baseline: bool
+    seeds: int
+    failed: int
+    knn: tuple[float, ...]
+    linear: tuple[float, ...]
+    seconds: float
+    images_per_second: float
+    images_seen: float
+    forward: float
+    backward: float
+    memory: float
+    records: tuple[Mapping[str, Any], ...]
+
+
+def mean(values: Sequence[float]) -> float:
+    """The mean, nan of nothing."""
+    return statistics.fmean(values) if values else math.nan
+
+
+def _values(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:
+    return tuple(float(record[name]) for record in records if record.get(name) is not None)
+
+
+def rows(results: Mapping[str, Any], metric: str = "knn_top1") -> list[Row]:
+    """All rows, the best by ``metric`` first, baselines last."""
+    groups: dict[tuple[bool, str, str], list[Mapping[str, Any]]] = {}
+    for baseline, part in ((False, "runs"), (True, "baselines")):
+        for record in results[part]:
+            groups.setdefault((baseline, record["label"], record.get("engine", "")), []).append(record)
+    made = []
+    for (baseline, label, engine), records in groups.items():
+        good = [record for record in records if record.get("status", "finished") == "finished"]
+        made.append(
+            Row(
+                label=label,
+                method=records[0]["method"],
+                engine=engine,
+                baseline=baseline,
+                seeds=len(good),
+                failed=len(records) - len(good),
+                knn=_values(good, "knn_top1"),
+                linear=_values(good, "linear_top1"),
+                seconds=mean(_values(good, "seconds")),
+                images_per_second=mean(_values(good, "images_per_second")),
+                images_seen=mean(_values(good, "images_seen")),
+                forward=mean(_values(good, "forward_images")),
+                backward=mean(_values(good, "backward_images")),
+                memory=mean(_values(good, "peak_memory_mib")),
+                records=tuple(good),
+            )
+        )
+    order = {"knn_top1": "knn", "linear_top1": "linear"}[metric]
+
+    def place(row: Row) -> tuple[bool, float]:
+        value = mean(getattr(row, order))
+        return row.baseline, math.inf if math.isnan(value) else -value
+
+    return sorted(made, key=place)
+
+
+def percent(values: Sequence[float]) -> str:
+    """Accuracies as "95.3", or "95.3 ± 0.2" over several seeds."""
+    if not values:
+        return "–"
+    text = f"{100 * mean(values):.1f}"
+    return text if len(values) < 2 else f"{text} ± {100 * statistics.stdev(values):.1f}"
+
+
+def text_table(results: Mapping[str, Any], metric: str = "knn_top1") -> str:
+    """The table for the terminal."""
+    head = ("method", "engine", "seeds", "kNN %", "linear %", "train s", "images/s", "peak MiB")
+    lines = [head]
+    for row in rows(results, metric):
+        lines.append(
+            (
+                row.label,
+                row.engine,
+                f"{row.seeds}" + (f" ({row.failed} failed)" if row.failed else ""),
+                percent(row.knn),
+                percent(row.linear),
+                number(row.seconds),
+                number(row.images_per_second),
+                number(row.memory),
+            )
+        )
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    left = {0, 1}
+
+    def show(line: tuple[str, ...]) -> str:
+        cells = [c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))]
+        return "  ".join(cells).rstrip()
+
+    rule = "  ".join("-" * width for width in widths)
+    return "\n".join([show(head), rule, *map(show, lines[1:])])
+
+
+def number(value: float) -> str:
+    """A number for reading: whole, with thin spaces between thousands; a dash for nothing."""
+    if math.isnan(value):
+        return "–"
+    return f"{value:.1f}" if abs(value) < 10 else f"{value:,.0f}".replace(",", " ")
