@@ -98,7 +98,8 @@ def register(plugin: object, name: str, pm: pluggy.PluginManager | None = None) 
         if pm.has_plugin(name):
             pm.unregister(name=name)
         known = ", ".join(sorted(n for n in vars(hookspecs) if n.startswith("moco_")))
-        raise PluginError(f"plugin {name!r}: {error}. The hooks are: {known}") from error
+        reason = " ".join(str(error).split())
+        raise PluginError(f"plugin {name!r}: {reason}. The hooks are: {known}") from error
 
 
 def unregister(name: str) -> None:

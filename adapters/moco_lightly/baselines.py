@@ -27,4 +27,4 @@ def ema(query: nn.Module, key: nn.Module, momentum: float) -> Callable[[], objec
     return lambda: update_momentum(query, key, momentum)
 
 
-BASELINES = {"queue_loss": queue_loss, "ema": ema}
+BASELINES: dict[str, Callable[..., Callable[..., object] | None]] = {"queue_loss": queue_loss, "ema": ema}

@@ -142,8 +142,8 @@ def test_unknown_names_list_what_there_is_and_whose():
         plugins.UnknownNameError, match=r"engine='horovod'.*lightning \(lightly\).*mmengine \(mmengine\)"
     ):
         plugins.adapter("horovod")
-    with pytest.raises(plugins.UnknownNameError, match=r"data='mnist'.*mnist5k \(builtin\)"):
-        plugins.dataset_factory("mnist")
+    with pytest.raises(plugins.UnknownNameError, match=r"data='mnist6k'.*mnist5k \(builtin\)"):
+        plugins.dataset_factory("mnist6k")
     with pytest.raises(plugins.UnknownNameError, match="queue='lifo'"):
         plugins.build_queue("lifo", 8, 4, {})
 
