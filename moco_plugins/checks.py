@@ -68,8 +68,18 @@ def second_backbone(backbone: nn.Module, key_encoder: nn.Module | None) -> nn.Mo
     """Return the backbone of the key encoder: the one given, or a copy."""
     if key_encoder is backbone:
         raise ValueError("key_encoder is the backbone itself; it must be a second module of the same architecture")
-    if key_encoder is not None:
-        return key_encoder
+    if key_encoder is None:
+        key_encoder = _copied(backbone)
+    shared = {id(p) for p in backbone.parameters()} & {id(p) for p in key_encoder.parameters()}
+    if shared:
+        raise ValueError(
+            f"key_encoder shares {len(shared)} parameters with the backbone, so they would not lag behind it; build it "
+            "anew, with parameters of its own"
+        )
+    return key_encoder
+
+
+def _copied(backbone: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(backbone)
     except Exception as error:

@@ -32,7 +32,12 @@ class Encoder(nn.Module):
                 "wrap it in a module that picks the features"
             )
         if features.shape != expected:
-            cure = "pool and flatten its output" if features.ndim != 2 else f"pass feature_dim={features.shape[1]}"
+            if features.ndim != 2:
+                cure = "pool and flatten its output"
+            elif features.shape[0] != images.shape[0]:
+                cure = "it must return one row for each image"
+            else:
+                cure = f"pass feature_dim={features.shape[1]}"
             raise ValueError(
                 f"backbone returned shape {tuple(features.shape)} and feature_dim={self.feature_dim} asks for {expected}; "
                 f"{cure}"

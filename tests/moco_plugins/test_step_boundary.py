@@ -234,10 +234,14 @@ def test_an_optimiser_of_something_else_moves_nothing() -> None:
 def test_training_with_an_optimiser_that_does_not_own_the_query_encoder_is_reported() -> None:
     moco = make()
     stranger = torch.optim.SGD(copy.deepcopy(moco).parameters(), 0.1)
-    with pytest.warns(UserWarning, match=r"SGD.*owns no parameter.*moco\.parameters\(\)"):
+
+    def train() -> None:
         for _ in range(5):
             moco(small_views(6)).backward()
             stranger.step()
+
+    with pytest.warns(UserWarning, match=r"SGD.*owns no parameter.*moco\.parameters\(\)"):
+        train()
     assert moco.steps == 0
     assert int(moco.queue.filled) == 0
 
