@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,7 +24,18 @@ def allow_message_hub() -> None:
 
     rebuild = [np.array(0.0).__reduce__()[0], np.float64(0.0).__reduce__()[0]]
     kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?")]
-    torch.serialization.add_safe_globals([HistoryBuffer, np.ndarray, np.dtype, *kinds, *rebuild])
+    # The buffer stores its own methods (min, max, ...), which pickle looks up with getattr. That function would open the
+    # door to everything; in its place stands one that finds these methods only.
+    methods = [(_statistic, f"{module}.getattr") for module in ("builtins", "__builtin__")]
+    torch.serialization.add_safe_globals([HistoryBuffer, np.ndarray, np.dtype, *kinds, *rebuild, *methods])
+
+
+def _statistic(owner: Any, name: str) -> Any:
+    from mmengine.logging.history_buffer import HistoryBuffer
+
+    if owner is not HistoryBuffer or name not in HistoryBuffer._statistics_methods:
+        raise pickle.UnpicklingError(f"weights_only: getattr({owner!r}, {name!r}) is not allowed in a checkpoint")
+    return HistoryBuffer._statistics_methods[name]
 
 
 @contextlib.contextmanager

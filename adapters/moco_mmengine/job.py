@@ -48,7 +48,7 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
                 "checkpoint": {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1},
             },
             "custom_hooks": [hook],
-            "resume": job.resume,
+            "resume": job.resume and (job.folder / "last_checkpoint").exists(),
             "randomness": {"seed": job.seed},
             # Runners find their logger and message hub by this name.
             "experiment_name": f"{job.folder.name}-{uuid.uuid4().hex[:8]}",
@@ -114,6 +114,7 @@ class _JobHook(Hook):
 
     def __init__(self, job: TrainingJob, optimizer: torch.optim.Optimizer, counts: int) -> None:
         self.job, self.steps, self.steps_now, self.reported = job, 0, 0, 0
+        self.losses: list[float] = []
         iterations = job.epochs * len(job.loader)  # type: ignore[arg-type]
         total = -(-iterations // counts)
         method: Any = job.method
@@ -137,10 +138,11 @@ class _JobHook(Hook):
                 return
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
-        """Report the step."""
+        """Report the step, with the mean loss of the iterations it is made of."""
+        self.losses.append(float(outputs["loss"].detach()))
         if self.steps > self.reported:
-            self.reported = self.steps
-            self.job.on_step(self.steps, float(outputs["loss"]))
+            self.reported, losses, self.losses = self.steps, self.losses, []
+            self.job.on_step(self.steps, sum(losses) / len(losses))
 
     def after_train_epoch(self, runner: Any) -> None:
         """Report the epoch."""
