@@ -70,8 +70,15 @@ class StepBoundary:
         return [item.keys for item in staged]
 
     def due(self, pairs: list[Pair], owned: set[int] | None) -> list[Pair]:
-        """The pairs that an optimiser owning ``owned`` (ids; None: all) moves now, each once a step."""
-        due = [pair for pair in pairs if (owned is None or id(pair[1]) in owned) and pair[0] not in self._moved]
+        """The pairs that an optimiser owning ``owned`` (ids; None: all) moves now, each once a step.
+
+        Frozen parameters belong to no optimiser's step; theirs comes with the first.
+        """
+        due = [
+            (name, query, key)
+            for name, query, key in pairs
+            if (owned is None or id(query) in owned or not query.requires_grad) and name not in self._moved
+        ]
         self._moved.update(name for name, _, _ in due)
         return due
 
