@@ -69,14 +69,12 @@ def check_momentum(momentum: Schedule, allow_low: bool) -> None:
 
 
 def pair_parameters(query: nn.Module, key: nn.Module) -> list[tuple[str, nn.Parameter, nn.Parameter]]:
-    """Pair the floating-point parameters of two encoders by name: (name, query, key).
+    """Pair the parameters of two encoders by name: (name, query, key).
 
     Raises:
         ValueError: a name or a shape is in one of them only.
     """
-    queries, keys = (
-        {name: p for name, p in module.named_parameters() if p.is_floating_point()} for module in (query, key)
-    )
+    queries, keys = dict(query.named_parameters()), dict(key.named_parameters())
     _same_names(queries.keys(), keys.keys(), "parameters")
     for name, parameter in queries.items():
         if parameter.shape != keys[name].shape:

@@ -126,6 +126,37 @@ def test_tied_frozen_and_integer_parameters(owner: str) -> None:
     assert not torch.equal(key.scale, query.scale)
 
 
+def test_integer_parameters_of_loaded_weights_reach_the_key_encoder() -> None:
+    moco, loaded = make(Awkward()), Awkward()
+    with torch.no_grad():
+        loaded.table.copy_(torch.arange(15, -1, -1))
+    moco.query_encoder.backbone.load_state_dict(loaded.state_dict())
+    train_step(moco, torch.optim.SGD([p for p in moco.parameters() if p.requires_grad], 0.1))
+    assert torch.equal(moco.key_encoder.backbone.table, loaded.table)
+
+
+class Spectral(nn.Module):
+    """A backbone with complex weights, as Fourier layers have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(7, 16, dtype=torch.complex64) / 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return (torch.fft.rfft(images.flatten(1)) @ self.weight).abs()
+
+
+def test_complex_parameters_move_too() -> None:
+    moco = make(Spectral(), momentum=0.5)
+    optimizer = torch.optim.SGD(moco.parameters(), 0.1)
+    for _ in range(2):
+        before = moco.key_encoder.backbone.weight.detach().clone()
+        train_step(moco, optimizer)
+        query, key = moco.query_encoder.backbone.weight, moco.key_encoder.backbone.weight
+        assert not torch.equal(before, key)
+        assert torch.allclose(key, 0.5 * before + 0.5 * query, atol=1e-6)
+
+
 def test_weights_that_are_changed_by_hand_although_they_are_frozen_are_followed_at_the_next_step() -> None:
     moco = make(momentum=0.5)
     moco.query_encoder.backbone.requires_grad_(False)
@@ -182,9 +213,9 @@ def test_optimisers_that_step_parameter_by_parameter_during_backward() -> None:
 
 
 def test_names_must_pair() -> None:
-    with pytest.raises(ValueError, match="key_encoder.*missing.*2.weight"):
+    with pytest.raises(ValueError, match=r"key_encoder.*missing.*2\.weight"):
         pair_parameters(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2)))
-    with pytest.raises(ValueError, match="key_encoder.*buffers.*running_mean"):
+    with pytest.raises(ValueError, match=r"key_encoder.*buffers.*running_mean"):
         copy_module(nn.Sequential(nn.BatchNorm1d(2)), nn.Sequential(nn.BatchNorm1d(2, track_running_stats=False)))
 
 
