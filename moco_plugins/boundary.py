@@ -72,14 +72,12 @@ class StepBoundary:
     def due(self, pairs: list[Pair], owned: set[int] | None) -> list[Pair]:
         """The pairs that an optimiser owning ``owned`` (ids; None: all) moves now, each once a step.
 
-        Frozen parameters belong to no optimiser's step; theirs comes with the first. Whole numbers cannot be averaged.
+        Frozen parameters belong to no optimiser's step; theirs comes with the first.
         """
         due = [
             (name, query, key)
             for name, query, key in pairs
-            if (owned is None or id(query) in owned or not query.requires_grad)
-            and name not in self._moved
-            and (query.is_floating_point() or query.is_complex())
+            if (owned is None or id(query) in owned or not query.requires_grad) and name not in self._moved
         ]
         self._moved.update(name for name, _, _ in due)
         return due

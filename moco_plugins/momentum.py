@@ -7,9 +7,9 @@ and BatchNorm use the opposite sign.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -69,40 +69,39 @@ def check_momentum(momentum: Schedule, allow_low: bool) -> None:
 
 
 def pair_parameters(query: nn.Module, key: nn.Module) -> list[tuple[str, nn.Parameter, nn.Parameter]]:
-    """Pair the parameters of two encoders by name: (name, query, key).
+    """Pair the parameters of two encoders that can be averaged, by name: (name, query, key).
 
     Raises:
         ValueError: a name or a shape is in one of them only.
     """
-    queries, keys = dict(query.named_parameters()), dict(key.named_parameters())
-    _same_names(queries.keys(), keys.keys(), "parameters")
-    for name, parameter in queries.items():
-        if parameter.shape != keys[name].shape:
-            raise ValueError(
-                f"key_encoder: parameter {name} has shape {tuple(keys[name].shape)} and the query encoder's "
-                f"{tuple(parameter.shape)}; both encoders must have the same architecture"
-            )
-    return [(name, parameter, keys[name]) for name, parameter in queries.items()]
+    pairs = _pair(dict(query.named_parameters()), dict(key.named_parameters()), "parameter")
+    return [pair for pair in pairs if pair[1].is_floating_point() or pair[1].is_complex()]
 
 
 def pair_buffers(query: nn.Module, key: nn.Module) -> list[tuple[str, Tensor, Tensor]]:
     """Pair the buffers of two encoders by name: (name, query, key)."""
-    queries, keys = dict(query.named_buffers()), dict(key.named_buffers())
-    _same_names(queries.keys(), keys.keys(), "buffers")
-    return [(name, buffer, keys[name]) for name, buffer in queries.items()]
+    return _pair(dict(query.named_buffers()), dict(key.named_buffers()), "buffer")
 
 
-def _same_names(query: Iterable[str], key: Iterable[str], what: str) -> None:
-    missing, extra = sorted(set(query) - set(key)), sorted(set(key) - set(query))
+def _pair(queries: dict[str, Any], keys: dict[str, Any], what: str) -> list[tuple[str, Any, Any]]:
+    missing, extra = sorted(queries.keys() - keys.keys()), sorted(keys.keys() - queries.keys())
     if missing or extra:
         raise ValueError(
-            f"key_encoder: its {what} differ from the query encoder's: missing {missing[:5]}, extra {extra[:5]}; "
+            f"key_encoder: its {what}s differ from the query encoder's: missing {missing[:5]}, extra {extra[:5]}; "
             "both encoders must have the same architecture"
         )
+    for name, tensor in queries.items():
+        if tensor.shape != keys[name].shape:
+            raise ValueError(
+                f"key_encoder: {what} {name} has shape {tuple(keys[name].shape)} and the query encoder's "
+                f"{tuple(tensor.shape)}; both encoders must have the same architecture"
+            )
+    return [(name, tensor, keys[name]) for name, tensor in queries.items()]
 
 
 @torch.no_grad()
 def copy_module(query: nn.Module, key: nn.Module) -> None:
     """Make ``key`` equal to ``query``, parameters and buffers, in place."""
-    for _, source, target in (*pair_parameters(query, key), *pair_buffers(query, key)):
+    parameters = _pair(dict(query.named_parameters()), dict(key.named_parameters()), "parameter")
+    for _, source, target in (*parameters, *pair_buffers(query, key)):
         target.copy_(source)
