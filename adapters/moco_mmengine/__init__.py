@@ -15,6 +15,9 @@ from __future__ import annotations
 
 from typing import Any
 
+# First, for it activates this adapter where MMEngine is loaded: nothing of ours may be half imported then.
+import moco_plugins  # noqa: F401
+
 from .types import TYPES
 
 
