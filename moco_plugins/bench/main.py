@@ -14,6 +14,7 @@ import torch
 
 from .. import distributed
 from .baselines import RAW, baselines
+from .pictures import VIEWS, draw_views
 from .progress import Progress
 from .results import Results
 from .run import carry_out
@@ -56,6 +57,8 @@ def bench(settings: Settings, out: Path, progress: Progress, command: str = "") 
         if len(todo) < len(runs):
             progress.say(f"{len(runs) - len(todo)} of {len(runs)} runs are in {out} already; continuing with the rest")
         _baselines(results, settings, data)
+        if not (out / "figures" / VIEWS).exists():
+            draw_views(settings, data, out / "figures")
     for run in todo:
         record = carry_out(run, settings, data, out, progress)
         if distributed.rank() == 0:

@@ -1,3 +1,176 @@
-"""stub"""
+"""The report: one HTML file that can be mailed, with all figures inside; it is written from results.json and the PNGs."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-def write_report(folders, out, metric): return Path(out)
+from typing import Any
+
+from .. import plugins
+from . import figures, findings
+from .figures import Picture
+from .results import Results
+from .table import Row, number, percent, rows
+
+_STYLE = (Path(__file__).parent / "report.css").read_text
+
+
+def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1") -> Path:
+    """Write ``report.html`` and the figures into ``out``, from one folder of results or from several merged.
+
+    Raises:
+        SettingsError: a folder has no results.
+    """
+    content = merged([Results(folder).content for folder in folders])
+    out.mkdir(parents=True, exist_ok=True)
+    pictures = figures.draw_all(content, out / "figures", metric)
+    kept = [picture for folder in folders for picture in kept_pictures(folder / "figures")]
+    path = out / "report.html"
+    path.write_text(page(content, pictures, kept, metric), encoding="utf-8")
+    return path
+
+
+def merged(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Several results as one; differing settings are listed under "differences"."""
+    first = dict(contents[0])
+    if len(contents) == 1:
+        return first
+    first["runs"] = [run for content in contents for run in content["runs"]]
+    seen, baselines = set(), []
+    for content in contents:
+        for record in content["baselines"]:
+            name = (content.get("data", {}).get("name"), record["label"], record["seed"])
+            if name not in seen:
+                seen.add(name)
+                baselines.append(record)
+    first["baselines"] = baselines
+    first["commands"] = list(dict.fromkeys(command for content in contents for command in content.get("commands", ())))
+    first["differences"] = sorted(
+        {
+            f"{name}: {content['settings'].get(name)} and {first['settings'].get(name)}"
+            for content in contents[1:]
+            for name in {*content["settings"], *first["settings"]}
+            if content["settings"].get(name) != first["settings"].get(name)
+        }
+    )
+    return first
+
+
+def kept_pictures(folder: Path) -> list[Picture]:
+    """The pictures that were drawn while the comparison ran."""
+    found = []
+    if (folder / "views.png").exists():
+        caption = "What the methods learn from: each image, and the two views that must be recognised as one."
+        found.append(
+            Picture(folder / "views.png", "View pairs", caption, "Training images with their two random views")
+        )
+    for path in sorted(folder.glob("neighbours-*.png")):
+        label = path.stem.removeprefix("neighbours-")
+        caption = (
+            "Top row: test images. Below: the nearest training images by the features; framed where the class differs."
+        )
+        found.append(Picture(path, f"Nearest neighbours: {label}", caption, f"Nearest neighbours by {label}"))
+    for path in sorted(folder.glob("projection-*.png")):
+        label = path.stem.removeprefix("projection-")
+        caption = "The features of 500 test images in two dimensions (t-SNE), coloured by class; no label was used."
+        found.append(Picture(path, f"Map of the features: {label}", caption, f"t-SNE map of the features of {label}"))
+    return found
+
+
+def page(content: Mapping[str, Any], pictures: Sequence[Picture], kept: Sequence[Picture], metric: str) -> str:
+    """The whole page."""
+    table = rows(content, metric)
+    title = findings.title(content)
+    wide = [picture for picture in kept if picture.path.name.startswith(("views", "neighbours"))]
+    maps = [picture for picture in kept if picture not in wide]
+    parts = [
+        f"<header><p class=kicker>moco-plugins bench</p><h1>{_text(title)}</h1>",
+        "".join(f"<p class=lead>{_text(sentence)}</p>" for sentence in findings.sentences(content, metric)),
+        "</header>",
+        _warnings(findings.warnings(content)),
+        f"<section><h2>Results</h2>{_table(table)}<p class=note>{_text(findings.table_note(content))}</p></section>",
+        _section("How they learn", pictures),
+        _section("What they look at", wide, "wide"),
+        _section("What they make of it", maps),
+        *(f"<section><h2>{_text(name)}</h2>{body}</section>" for name, body in plugins.report_sections(content)),
+        f"<section><h2>What was compared, and how</h2>{_settings(content)}</section>",
+        _commands(content),
+    ]
+    style = _STYLE(encoding="utf-8")
+    return (
+        f"<!doctype html>\n<html lang=en>\n<head><meta charset=utf-8><title>{_text(title)}</title>\n"
+        f'<meta name=viewport content="width=device-width, initial-scale=1">\n<style>\n{style}</style></head>\n'
+        f"<body><main>\n{chr(10).join(part for part in parts if part)}\n</main></body></html>\n"
+    )
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value))
+
+
+def _section(title: str, pictures: Sequence[Picture], kind: str = "") -> str:
+    if not pictures:
+        return ""
+    return f'<section><h2>{title}</h2><div class="figures {kind}">{"".join(map(_figure, pictures))}</div></section>'
+
+
+def _figure(picture: Picture) -> str:
+    data = base64.b64encode(picture.path.read_bytes()).decode()
+    return (
+        f"<figure><h3>{_text(picture.title)}</h3>"
+        f'<img alt="{_text(picture.alt)}" src="data:image/png;base64,{data}">'
+        f"<figcaption>{_text(picture.caption)}</figcaption></figure>"
+    )
+
+
+def _warnings(found: Sequence[str]) -> str:
+    if not found:
+        return ""
+    return f"<section class=warnings><h2>Read with care</h2><ul>{''.join(f'<li>{_text(w)}</li>' for w in found)}</ul></section>"
+
+
+def _table(table: Sequence[Row]) -> str:
+    several = len({row.engine for row in table if row.engine}) > 1
+    head = ["method", *(["engine"] if several else []), "seeds", "kNN %", "linear %", "train s", "images/s", "passes/image",
+            "peak MiB"]  # fmt: skip
+    lines = []
+    for row in table:
+        passes = (row.forward + row.backward) / row.images_seen if row.images_seen else float("nan")
+        cells = [
+            *([row.engine] if several else []),
+            str(row.seeds) + (f" ({row.failed} failed)" if row.failed else ""),
+            percent(row.knn),
+            percent(row.linear),
+            number(row.seconds),
+            number(row.images_per_second),
+            number(passes),
+            number(row.memory),
+        ]
+        kind = " class=baseline" if row.baseline else ""
+        lines.append(
+            f"<tr{kind}><th scope=row>{_text(row.label)}</th>{''.join(f'<td>{_text(c)}</td>' for c in cells)}</tr>"
+        )
+    heads = "".join(f"<th scope=col>{name}</th>" for name in head)
+    return f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+
+
+def _settings(content: Mapping[str, Any]) -> str:
+    items = "".join(
+        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in findings.settings(content)
+    )
+    options = "".join(f"<li><b>{_text(name)}</b> {_text(value)}</li>" for name, value in findings.options(content))
+    versions = ", ".join(f"{name} {version}" for name, version in content.get("versions", {}).items())
+    how = "".join(f"<p>{_text(paragraph)}</p>" for paragraph in findings.how(content))
+    return (
+        f"{how}<dl>{items}</dl><h3>Options of the methods</h3><ul class=options>{options}</ul>"
+        f"<p class=note>{_text(versions)}. {_text(content.get('hardware', ''))}. {_text(content.get('date', ''))}.</p>"
+    )
+
+
+def _commands(content: Mapping[str, Any]) -> str:
+    commands = content.get("commands", [])
+    if not commands:
+        return ""
+    return f"<section><h2>Run it again</h2><pre><code>{_text(chr(10).join(commands))}</code></pre></section>"
