@@ -7,7 +7,6 @@ import logging
 import signal
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,12 +108,13 @@ class _Epochs:
 
 
 def _module_class(pl: Any) -> Any:
-    class MethodModule(pl.LightningModule):  # type: ignore[misc]
+    class MethodModule(pl.LightningModule):
         """Any Method as a LightningModule: optimiser and schedule of the job, its callbacks, a checkpoint an epoch."""
 
         def __init__(self, job: TrainingJob) -> None:
             super().__init__()
-            self.job, self.method = job, job.method
+            self.job = job
+            self.method: Any = job.method
             self.first_step = 0
             self._losses: list[torch.Tensor] = []
             self._random: dict[str, Any] | None = None

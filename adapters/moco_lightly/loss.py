@@ -57,7 +57,6 @@ class MoCoLoss(nn.Module):
         self.temperature, self.gather_distributed = temperature, gather_distributed
         self.queue = KeyQueue(size, dim, fill=fill, resize=resize)
         self._reset()
-        self.register_load_state_dict_post_hook(lambda module, _: module._reset())
 
     def _reset(self) -> None:
         self._staged = StagedKeys(self.queue.size)
@@ -148,13 +147,17 @@ class MoCoLoss(nn.Module):
         """Show the settings in ``repr``."""
         return f"temperature={self.temperature}, gather_distributed={self.gather_distributed}"
 
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self._reset()
+
     def __getstate__(self) -> dict[str, Any]:
         # Weak references cannot be pickled, and staged keys belong to the step of the original.
         dropped = ("_staged", "_owners", "_shared", "_foreign_steps")
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._reset()
 
 
@@ -183,7 +186,9 @@ def _bank_size(size: Any) -> tuple[int, int]:
                 "memory_bank_size=0 means no queue, and MoCo's loss is one with a queue; for negatives of the batch alone "
                 "use lightly.loss.NTXentLoss()"
             )
-        raise ValueError(f"memory_bank_size={size} does not say how wide a key is; write memory_bank_size=({size}, dim)")
+        raise ValueError(
+            f"memory_bank_size={size} does not say how wide a key is; write memory_bank_size=({size}, dim)"
+        )
     pair = tuple(size)
     if len(pair) != 2 or not all(isinstance(n, int) and n >= 1 for n in pair):
         raise ValueError(f"memory_bank_size={size!r} must be (number of keys, their dimension), both at least 1")

@@ -6,7 +6,7 @@ CIFAR-10 benchmark where that differs from the head's own defaults.
 """
 
 from .clusters import SwAV
-from .joint import VICReg, BarlowTwins, SimCLR
+from .joint import BarlowTwins, SimCLR, VICReg
 from .predictors import NNCLR, SimSiam
 from .teachers import BYOL, DINO
 

@@ -111,7 +111,7 @@ class SteppedMethod(LightlyMethod):
     # The count is a host number, so that schedules need no look at the device; in state_dict() it is a tensor.
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)  # type: ignore[no-untyped-call]
+        super()._save_to_state_dict(destination, prefix, keep_vars)
         destination[prefix + "steps"] = torch.tensor(self.steps)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -124,7 +124,7 @@ class SteppedMethod(LightlyMethod):
         self._pending, self._prepared = False, False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         follow.follow_optimizer_steps(self)
 
 

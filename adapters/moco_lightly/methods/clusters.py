@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -54,7 +55,8 @@ class SwAV(SteppedMethod):
             temperature, sinkhorn_iterations, sinkhorn_epsilon, sinkhorn_gather_distributed=True
         )
         # One queue a view, the same on all ranks; each rank brings its share of it to the assignment, which spans all.
-        self.queues = nn.ModuleList([KeyQueue(queue_size, projection_dim, fill="empty") for _ in range(2 * bool(queue_size))])
+        count = 2 if queue_size else 0
+        self.queues: Any = nn.ModuleList(KeyQueue(queue_size, projection_dim, fill="empty") for _ in range(count))
         self._staged = [StagedKeys(queue_size) for _ in self.queues]
         self.queue_start, self.frozen = queue_start, frozen
         self.prototypes.normalize()

@@ -44,9 +44,7 @@ class SimSiam(LightlyMethod):
         """Return the loss of two views of a batch, each (N, C, H, W); 0-dim."""
         z0, z1 = (self.encoder(view) for view in pair(views))  # N x D each
         p0, p1 = self.predictor(z0), self.predictor(z1)
-        loss = 0.5 * (
-            full_precision(self.criterion, z0.detach(), p1) + full_precision(self.criterion, z1.detach(), p0)
-        )
+        loss = 0.5 * (full_precision(self.criterion, z0.detach(), p1) + full_precision(self.criterion, z1.detach(), p0))
         self._remember(loss, z0)
         return loss
 
@@ -96,7 +94,8 @@ class NNCLR(SteppedMethod):
         z0, z1 = self.encoder(first), self.encoder(second)  # N x D each
         p0, p1 = self.predictor(z0), self.predictor(z1)
         loss = 0.5 * (
-            full_precision(self.criterion, self._nearest(z0), p1) + full_precision(self.criterion, self._nearest(z1), p0)
+            full_precision(self.criterion, self._nearest(z0), p1)
+            + full_precision(self.criterion, self._nearest(z1), p0)
         )
         if self.training and loss.requires_grad:
             self._staged.add(z1)

@@ -148,7 +148,7 @@ class DINO(TaughtMethod):
         with warnings.catch_warnings():  # lightly's head uses torch.nn.utils.weight_norm, which torch deprecates
             warnings.simplefilter("ignore", FutureWarning)
             heads = [head(feature_dim, hidden_dim, bottleneck_dim, projection_dim, batch_norm) for _ in range(2)]
-        super().__init__(backbone, feature_dim, *heads, momentum, allow_low_momentum)
+        super().__init__(backbone, feature_dim, heads[0], heads[1], momentum, allow_low_momentum)
         self.criterion = lightly("loss").DINOLoss(
             projection_dim,
             warmup_teacher_temp=teacher_temperature,

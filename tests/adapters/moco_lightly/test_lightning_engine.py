@@ -127,9 +127,7 @@ def test_resume_is_bit_identical(name, kind, digits, tmp_path):
         # Killed during the evaluation after epoch 2: epoch 1 is on disk.
         train(make_job(first, loader(), tmp_path / "parts", 3, on_epoch=stop_after(2)))
     torch.manual_seed(123)
-    outcome = train(
-        make_job(again, loader(), tmp_path / "parts", 3, on_step=lambda s, loss: steps.append((s, loss)))
-    )
+    outcome = train(make_job(again, loader(), tmp_path / "parts", 3, on_step=lambda s, loss: steps.append((s, loss))))
     assert (outcome.steps, outcome.steps_now) == (12, 8)
     assert steps == list(enumerate(losses, 1))[4:]
     assert same(whole, again)
@@ -246,9 +244,7 @@ def train_on(devices: int, folder: Path) -> tuple[dict, list, list]:
     moco = MoCo(backbone, 16, "v2+", queue_size=70, projection_dim=8, momentum=0.9)
     steps, epochs = [], []
     train(
-        make_job(
-            moco, loader, folder, devices=devices, on_step=lambda s, loss: steps.append(s), on_epoch=epochs.append
-        )
+        make_job(moco, loader, folder, devices=devices, on_step=lambda s, loss: steps.append(s), on_epoch=epochs.append)
     )
     return moco.state_dict(), steps, epochs
 
