@@ -82,6 +82,16 @@ def permutation(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
+def encode_apart(encoder: nn.Module, images: Tensor, splits: int, seed: int) -> Tensor:
+    """Encode key images so that their batch statistics are not their queries': exchanged, or split (N, ...)."""
+    if not batch_norm_layers(encoder):
+        keys: Tensor = encoder(images)
+        return keys
+    if world_size() > 1:
+        return encode_shuffled(encoder, images, seed)
+    return encode_split(encoder, images, groups_for(images.shape[0], splits), seed)
+
+
 @torch.no_grad()
 def encode_split(encoder: nn.Module, images: Tensor, groups: int, seed: int) -> Tensor:
     """Encode a permuted batch with BatchNorm split into groups, and put the keys back in order."""

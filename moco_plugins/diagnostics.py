@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +23,7 @@ class LastStep:
 
     loss: Tensor
     query: Tensor  #: (N, D), normalised
-    key: Tensor  #: (N, D), normalised, the positives
+    keys: Sequence[Tensor]  #: (N, D) each, normalised: the positives of ``query``, then of the other half if symmetric
     temperature: float | Tensor
     negative_count: int
 
@@ -34,14 +36,15 @@ def effective_rank(features: Tensor) -> float:
 
 
 @torch.no_grad()
-def describe(last: LastStep, negatives: Tensor) -> dict[str, float]:
-    """Return the metrics of a step against some negatives (n, D), n >= 0.
+def describe(last: LastStep, queue: Any) -> dict[str, float]:
+    """Return the metrics of a step against the keys that are in the queue now (None: there is no queue).
 
-    loss and loss_reference = ln(negatives + 1), which is the loss of an encoder that cannot tell keys apart; cosine of
-    the positives and mean cosine of the negatives; contrastive top-1; std of the query features over the batch, averaged
-    over dimensions, and the 1/sqrt(D) of unit vectors spread evenly; effective rank of the query features.
+    loss, and loss_reference = ln(negatives + 1), the loss of an encoder that cannot tell keys apart; positive_cosine and
+    negative_cosine (means); contrastive_top1, how often the positive is nearest; feature_std of the queries over the batch
+    (mean over dimensions) and feature_std_reference = 1/sqrt(D), that of unit vectors spread evenly; effective_rank of the
+    queries; temperature; queue_filled (fraction of real keys) and nonfinite_keys (turned away so far).
     """
-    q, k = last.query.float(), last.key.float()
+    q, k = last.query.float(), last.keys[0].float()
     positive = (q * k).sum(1)  # N
     metrics = {
         "loss": float(last.loss),
@@ -52,11 +55,21 @@ def describe(last: LastStep, negatives: Tensor) -> dict[str, float]:
         "effective_rank": effective_rank(q),
         "temperature": float(last.temperature),
     }
-    if negatives.shape[0]:
-        cosines = q @ negatives.float().T  # N x n
-        metrics["negative_cosine"] = float(cosines.mean())
-        metrics["contrastive_top1"] = float((positive > cosines.max(1).values).float().mean())
+    if queue is not None:
+        metrics["queue_filled"] = int(getattr(queue, "filled", 0)) / queue.size
+        metrics["nonfinite_keys"] = float(getattr(queue, "skipped", 0))
+        negatives = _others(queue.negatives(), last.keys)
+        if negatives.shape[0]:
+            cosines = q @ negatives.float().T  # N x n
+            metrics["negative_cosine"] = float(cosines.mean())
+            metrics["contrastive_top1"] = float((positive > cosines.max(1).values).float().mean())
     return metrics
+
+
+def _others(negatives: Tensor, keys: Sequence[Tensor]) -> Tensor:
+    """The negatives without the step's own keys: once the step is committed, they are in the queue too."""
+    own = torch.cat(list(keys)).to(negatives.dtype)
+    return negatives[(negatives @ own.T).amax(1) < 1 - 1e-6]
 
 
 def warn_of_collapse(metrics: dict[str, float]) -> bool:

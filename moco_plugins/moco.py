@@ -17,7 +17,7 @@ from . import batchnorm, checks, diagnostics, distributed, follow, plugins
 from .boundary import StepBoundary
 from .eager import eager
 from .encoder import Encoder
-from .momentum import Schedule, check_momentum, copy_module, ema, pair_buffers, pair_parameters, value_at
+from .momentum import Schedule, check_momentum, copy_module, pair_buffers, pair_parameters, value_at
 from .variants import VARIANTS, Variant, freeze_patch_projection, projection_head
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -152,9 +152,7 @@ class MoCo(nn.Module):
             options = {"fill": queue_fill, "resize": queue_resize, **(queue_options or {})}
             self.queue = plugins.build_queue(queue, settings.queue_size, dim, options)
         self.contrast = plugins.build_loss(loss, loss_options or {})
-        self.momentum_rule = (
-            ema if momentum_rule == "ema" else plugins.build_momentum(momentum_rule, momentum_options or {})
-        )
+        self.momentum_rule = plugins.build_momentum(momentum_rule, momentum_options or {})
         if learnable_temperature:
             self.log_temperature = nn.Parameter(torch.tensor(math.log(value_at(settings.temperature, 0, None))))
         self.drift_probe = diagnostics.DriftProbe(drift_probe) if drift_probe else None
@@ -162,7 +160,6 @@ class MoCo(nn.Module):
         self._boundary = StepBoundary()
         self._prepared = False
         self._last: diagnostics.LastStep | None = None
-        self._newest_keys = 0
         self._foreign_steps = 0
         if follow_optimizer:
             follow.follow_optimizer_steps(self)
@@ -185,7 +182,7 @@ class MoCo(nn.Module):
         with torch.autocast(x_q.device.type, enabled=False):
             losses = [self._contrast(q, k, temperature) for q, k in zip(queries, keys, strict=True)]
             loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
-        self._remember(loss, queries[0], keys[0], temperature)
+        self._remember(loss, queries[0], keys, temperature)
         if self.training and loss.requires_grad:
             self._stage(keys, loss, x_k)
         return loss
@@ -196,17 +193,11 @@ class MoCo(nn.Module):
 
     @torch.no_grad()
     def _encode_keys(self, images: Tensor, half: int) -> Tensor:
-        if self.training and self.settings.shuffle_bn and batchnorm.batch_norm_layers(self.key_encoder):
-            # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
-            seed = (self.steps * 4096 + self._boundary.staged) * 2 + half
-            if distributed.world_size() > 1:
-                keys = batchnorm.encode_shuffled(self.key_encoder, images, seed)
-            else:
-                groups = batchnorm.groups_for(images.shape[0], self.bn_splits)
-                keys = batchnorm.encode_split(self.key_encoder, images, groups, seed)
-        else:
-            keys = self.key_encoder(images)
-        return self._normalise(keys)
+        if not (self.training and self.settings.shuffle_bn):
+            return self._normalise(self.key_encoder(images))
+        # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
+        seed = (self.steps * 4096 + self._boundary.staged) * 2 + half
+        return self._normalise(batchnorm.encode_apart(self.key_encoder, images, self.bn_splits, seed))
 
     def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor) -> Tensor:
         in_batch = self.settings.in_batch_negatives
@@ -263,7 +254,6 @@ class MoCo(nn.Module):
         if self.gather_distributed:
             keys = torch.cat(distributed.gather_rows(keys))
         keys = keys.transpose(0, 1).flatten(0, 1)
-        self._newest_keys = keys.shape[0]
         self.queue.enqueue(keys)
 
     def _sync_buffers(self) -> None:
@@ -280,7 +270,6 @@ class MoCo(nn.Module):
         anchor = next((p for p in self.query_encoder.projector.parameters() if p.requires_grad), None)
         # keys[0] is of the second view and keys[1] of the first: they are enqueued in the order of the views.
         self._boundary.stage(reversed(keys), loss, anchor)
-        self._newest_keys = 0
         if self.drift_probe is not None:
             if self.queue is not None:
                 steps_in_queue = self.queue.size // (key_images.shape[0] * len(keys) * distributed.world_size())
@@ -345,39 +334,24 @@ class MoCo(nn.Module):
     def metrics(self) -> dict[str, float]:
         """Return what the last forward pass can tell, computed now; empty before the first one.
 
-        See :func:`moco_plugins.diagnostics.describe`; besides: queue_filled (fraction of real keys), nonfinite_keys
-        (skipped so far), momentum, and with ``drift_probe`` key_drift (mean over the ages kept). Warns of collapse.
+        See :func:`moco_plugins.diagnostics.describe`; besides: momentum, and with ``drift_probe`` key_drift (mean over
+        the ages kept). Warns of collapse.
         """
         if self._last is None:
             return {}
-        metrics = diagnostics.describe(self._last, self._older_negatives())
-        diagnostics.warn_of_collapse(metrics)
+        metrics = diagnostics.describe(self._last, self.queue)
         metrics["momentum"] = self.momentum
-        if self.queue is not None:
-            metrics["queue_filled"] = int(getattr(self.queue, "filled", 0)) / self.queue.size
-            metrics["nonfinite_keys"] = float(getattr(self.queue, "skipped", 0))
         if self.drift_probe is not None and self.drift_probe.snapshots:
             drifts = [drift for _, drift in self.key_drift()]
             metrics["key_drift"] = sum(drifts) / len(drifts)
+        diagnostics.warn_of_collapse(metrics)
         return metrics
 
     @eager
-    def _remember(self, loss: Tensor, query: Tensor, key: Tensor, temperature: float | Tensor) -> None:
+    def _remember(self, loss: Tensor, query: Tensor, keys: list[Tensor], temperature: float | Tensor) -> None:
         if isinstance(temperature, Tensor):
             temperature = temperature.detach()
-        self._last = diagnostics.LastStep(loss.detach(), query.detach(), key, temperature, self._negative_count)
-
-    def _older_negatives(self) -> Tensor:
-        """The negatives of the last forward pass that are still there: the queue without the keys it has brought."""
-        assert self._last is not None
-        if self.queue is None:
-            return self._last.key[:0]
-        negatives: Tensor = self.queue.negatives()
-        if self._newest_keys and hasattr(self.queue, "ptr"):
-            rows = torch.arange(negatives.shape[0], device=negatives.device)
-            age = (self.queue.ptr - 1 - rows) % self.queue.size
-            negatives = negatives[age >= self._newest_keys]
-        return negatives
+        self._last = diagnostics.LastStep(loss.detach(), query.detach(), keys, temperature, self._negative_count)
 
     # State: what a resumed, copied or pickled MoCo needs
 
