@@ -35,7 +35,7 @@ class TwoViews:
         transforms: the two pipelines, each a list of torchvision transforms; public, to look at and to change.
 
     Raises:
-        ValueError: an unknown variant, or a size below 1.
+        ValueError: an unknown variant, a size below 1, or statistics that do not fit.
     """
 
     batched = False
@@ -52,8 +52,9 @@ class TwoViews:
             raise ValueError(f"variant={variant!r} is not one of v1, v2, v2+, v3")
         if image_size < 1:
             raise ValueError(f"image_size={image_size} must be at least 1")
-        if (mean is None) != (std is None):
-            raise ValueError(f"mean={mean!r} and std={std!r} go together: give both, or neither")
+        if min_scale is not None and not 0 < min_scale <= 1:
+            raise ValueError(f"min_scale={min_scale} must lie in (0, 1]: it is a fraction of the image's area")
+        _check_statistics(mean, std)
         self.variant, self.image_size = variant, image_size
         self.mean, self.std = mean, std
         self.transforms = tuple(
@@ -80,11 +81,26 @@ class TwoViews:
             mean, std = (IMAGENET_MEAN, IMAGENET_STD) if view.shape[0] == 3 else ((), ())
         if not mean:
             return view
+        if len(mean) not in (1, view.shape[0]):
+            raise ValueError(
+                f"mean has {len(mean)} values and the image {view.shape[0]} channels; give one value a channel, or one for all"
+            )
         shape = (len(mean), 1, 1)
         return (view - torch.tensor(mean).view(shape)) / torch.tensor(std).view(shape)
 
     def __repr__(self) -> str:
         return f"TwoViews(variant={self.variant!r}, image_size={self.image_size})"
+
+
+def _check_statistics(mean: Sequence[float] | None, std: Sequence[float] | None) -> None:
+    if mean is None and std is None:
+        return
+    if mean is None or std is None:
+        raise ValueError(f"mean={mean!r} and std={std!r} go together: give both, or neither")
+    if len(mean) != len(std):
+        raise ValueError(f"mean has {len(mean)} values and std {len(std)}; give as many of each, one a channel")
+    if any(not value > 0 for value in std):
+        raise ValueError(f"std={std!r} must be greater than 0")
 
 
 def _pipeline(variant: str, size: int, min_scale: float | None, second_of_v3: bool) -> list[Transform]:
@@ -139,7 +155,7 @@ def _to_float(image: Any) -> Tensor:
         image = torch.from_numpy(array[None] if array.ndim == 2 else array.transpose(2, 0, 1).copy())
         if image.dtype == torch.int32:  # PIL's mode I holds 16-bit images
             return image.float() / 65535
-    if image.is_floating_point():
+    if image.is_floating_point() or image.dtype == torch.bool:
         return image.float()
     return image.float() / torch.iinfo(image.dtype).max
 
@@ -151,7 +167,7 @@ def _channels(image: Any) -> int:
 class AffineViews:
     """Batched views for small grey images such as digits: each a random affine map, no flips and no colours.
 
-    Takes (N, C, H, W) or (C, H, W), uint8 or float; one call of ``grid_sample`` makes all views of a batch, on the
+    Takes (N, C, H, W) or (C, H, W), integer or float; one call of ``grid_sample`` makes all views of a batch, on the
     images' device.
 
     Args:
@@ -179,8 +195,7 @@ class AffineViews:
     def __call__(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return two views of each image, shaped like ``images``."""
         single = images.ndim == 3
-        batch = images[None] if single else images
-        batch = batch.float() / 255 if not batch.is_floating_point() else batch
+        batch = _to_float(images[None] if single else images)
         first, second = self._view(batch), self._view(batch)
         return (first[0], second[0]) if single else (first, second)
 
