@@ -43,6 +43,9 @@ class DataPreprocessor(BaseDataPreprocessor):
         super().__init__(non_blocking)
         if (mean is None) != (std is None):
             raise ValueError(f"mean={mean!r} and std={std!r} go together: give both, or neither")
+        if mean is not None and max(mean) > 2:
+            ours = [round(value / 255, 4) for value in mean]
+            raise ValueError(f"mean={list(mean)!r} is for images from 0 to 255, here they are from 0 to 1: mean={ours}")
         for name, values in (("mean", mean), ("std", std)):
             tensor = None if values is None else torch.tensor(list(values)).view(-1, 1, 1)
             self.register_buffer(name, tensor, persistent=False)

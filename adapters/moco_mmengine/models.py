@@ -81,7 +81,7 @@ class MethodModel(BaseModel):
         loss = self.method(views)
         if self.training and self.metrics_interval:
             self._forwards += 1
-            if self._forwards == 1 or self._forwards % self.metrics_interval == 0:
+            if self._forwards % self.metrics_interval == 0:
                 self._log_metrics()
         return {"loss": loss}
 
