@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from moco_plugins import hookimpl, plugins
+from moco_plugins.bench import main
+from moco_plugins.bench.main import bench
+from moco_plugins.bench.progress import Quiet
+from moco_plugins.bench.report import write_report
+from moco_plugins.bench.results import Results
+from moco_plugins.bench.settings import Settings, SettingsError
+from moco_plugins.bench.table import text_table
+from moco_plugins.datasets import DATASETS
+
+
+class Fails(nn.Module):
+    """A method that goes wrong in the way and at the step that it is told."""
+
+    total_steps: int | None = None
+
+    def __init__(self, backbone: nn.Module, feature_dim: int, how: str = "error", at: int = 2) -> None:
+        super().__init__()
+        self.backbone, self.feature_dim, self.how, self.at, self.calls = backbone, feature_dim, how, at, 0
+
+    def forward(self, views: Any) -> Tensor:
+        loss: Tensor = self.backbone(views[0]).square().mean()
+        if self.training:
+            self.calls += 1
+            if self.calls == self.at:
+                if self.how == "error":
+                    raise RuntimeError("the disk is full")
+                if self.how == "interrupt":
+                    raise KeyboardInterrupt
+                loss = loss * float("nan")
+        return loss
+
+    def embed(self, images: Tensor) -> Tensor:
+        return self.backbone(images)
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+class Extra:
+    """A plugin with a small data set, one without labels, and a method that fails."""
+
+    @staticmethod
+    @hookimpl
+    def moco_datasets() -> dict[str, Any]:
+        def small(root: Any) -> Any:
+            train, test = DATASETS["digits"](None)
+            return train.subset(range(96)), test.subset(range(40))
+
+        def bare(root: Any) -> Any:
+            train, test = small(root)
+            train.labels = test.labels = None
+            return train, test
+
+        return {"small": small, "bare": bare}
+
+    @staticmethod
+    @hookimpl
+    def moco_methods() -> dict[str, Any]:
+        return {"fails": Fails}
+
+    @staticmethod
+    @hookimpl
+    def moco_report_sections(results: Any) -> list[tuple[str, str]]:
+        return [("From a plugin", f"<p>{len(results['runs'])} runs seen</p>")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _extra() -> Iterator[None]:
+    plugins.register(Extra, "extra")
+    yield
+    plugins.unregister("extra")
+
+
+def small(**changes: Any) -> Settings:
+    return Settings(**{"methods": ("moco-v2",), "data": "small", "epochs": 2, "batch_size": 32, **changes})
+
+
+def test_three_methods_from_start_to_report(tmp_path: Path) -> None:
+    results = bench(small(methods=("moco-v2", "simclr", "byol"), seeds=2), tmp_path, Quiet(), "the command")
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert content == json.loads(json.dumps(results.content))
+    assert [(b["method"], b["seed"]) for b in content["baselines"]] == [("raw-pixels", 0), ("untrained", 0), ("untrained", 1)]
+    runs = content["runs"]
+    assert {(r["method"], r["seed"]) for r in runs} == {(m, s) for m in ("moco-v2", "simclr", "byol") for s in (0, 1)}
+    for run in runs:
+        assert (run["engine"], run["epochs"], run["status"], run["images_seen"]) == ("lightning", 2, "finished", 192)
+        assert 0 < run["knn_top1"] <= 1
+        assert 0 < run["linear_top1"] <= 1
+        assert run["seconds"] > 0
+        assert run["images_per_second"] == pytest.approx(192 / run["seconds"])
+        assert run["peak_memory_mib"] > 50
+        assert [point["epoch"] for point in run["curve"]] == [1, 2]
+        assert len(run["losses"]) == 6
+    by = {r["method"]: r for r in runs}
+    # per image: MoCo encodes query and key, and goes back through the query; SimCLR both views; BYOL is symmetric
+    assert by["moco-v2"]["forward_images"] == 2 * 192
+    assert by["moco-v2"]["backward_images"] == 192
+    assert (by["simclr"]["forward_images"], by["simclr"]["backward_images"]) == (2 * 192, 2 * 192)
+    assert (by["byol"]["forward_images"], by["byol"]["backward_images"]) == (4 * 192, 2 * 192)
+    assert by["moco-v2"]["options"]["momentum"] == 0.99
+    assert by["moco-v2"]["metrics"]["key_drift"] > 0
+    with (tmp_path / "results.csv").open() as file:
+        assert [row["method"] for row in csv.DictReader(file)][:1] == ["raw-pixels"]
+    page = write_report([tmp_path], tmp_path).read_text()
+    assert page.count("data:image/png;base64,") >= 6
+    assert not re.search(r'(src|href)="(?!data:)', page)  # self-contained
+    for text in ("moco-v2", "raw-pixels", "the command", "From a plugin", "6 runs seen", "View pairs"):
+        assert text in page
+    assert (tmp_path / "figures" / "views.png").stat().st_size > 1000
+    assert text_table(content).count("\n") == 6
+
+
+def test_seeds_differ_and_methods_of_a_seed_start_alike(tmp_path: Path) -> None:
+    first = bench(small(seeds=2), tmp_path / "a", Quiet()).runs
+    assert first[0]["losses"] != first[1]["losses"]
+    again = bench(small(seeds=2), tmp_path / "b", Quiet()).runs
+    assert [r["losses"] for r in first] == [r["losses"] for r in again]
+    assert [r["knn_top1"] for r in first] == [r["knn_top1"] for r in again]
+    alone = bench(small(methods=("simclr", "moco-v2")), tmp_path / "c", Quiet()).runs
+    assert alone[1]["losses"] == first[0]["losses"]  # whatever else is compared
+
+
+def test_engines_agree_step_by_step(tmp_path: Path) -> None:
+    pytest.importorskip("mmengine")
+    runs = {engine: bench(small(engine=engine), tmp_path / engine, Quiet()).runs[0] for engine in ("lightning", "mmengine")}
+    pairs = zip(runs["lightning"]["losses"], runs["mmengine"]["losses"], strict=True)
+    assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-5 for a, b in pairs)
+    assert runs["lightning"]["knn_top1"] == runs["mmengine"]["knn_top1"]
+
+
+def test_finished_runs_are_kept_and_missing_ones_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = bench(small(), tmp_path, Quiet()).runs[0]
+    trained = []
+    carry_out = main.carry_out
+    monkeypatch.setattr(main, "carry_out", lambda run, *rest: trained.append(run.label) or carry_out(run, *rest))
+    after = bench(small(methods=("moco-v2", "simclr")), tmp_path, Quiet()).runs
+    assert trained == ["simclr"]
+    assert after[0] == before
+
+
+@pytest.mark.parametrize("change", [{"epochs": 3}, {"batch_size": 16}, {"data": "digits"}, {"options": {"momentum": 0.9}}])
+def test_other_settings_are_never_mixed_in(tmp_path: Path, change: dict[str, Any]) -> None:
+    bench(small(), tmp_path, Quiet())
+    before = (tmp_path / "results.json").read_text()
+    with pytest.raises(SettingsError, match="give another --out|another --out"):
+        bench(small(**change), tmp_path, Quiet())
+    assert (tmp_path / "results.json").read_text() == before
+
+
+def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+    results = bench(small(methods=("fails", "moco-v2")), tmp_path, Quiet())
+    failed, good = results.runs
+    assert (failed["status"], good["status"]) == ("failed", "finished")
+    assert failed["error"] == "RuntimeError: the disk is full"
+    page = write_report([tmp_path], tmp_path).read_text()
+    assert "the disk is full" in page
+    again = bench(small(methods=("fails", "moco-v2"), method_options={"fails": {"at": 1000}}), tmp_path, Quiet())
+    assert {r["status"] for r in again.runs} == {"finished"}  # a failed run is tried again
+
+
+def test_nan_stops_that_run(tmp_path: Path) -> None:
+    settings = small(methods=("fails", "moco-v2"), method_options={"fails": {"how": "nan", "at": 5}})
+    failed, good = bench(settings, tmp_path, Quiet()).runs
+    assert failed["status"] == "failed"
+    assert "NonFiniteLossError: the loss is nan at step 5" in failed["error"]
+    assert [point["epoch"] for point in failed["curve"]] == [1]
+    assert good["status"] == "finished"
+
+
+def test_interrupt_keeps_what_is_finished_and_the_same_call_continues(tmp_path: Path) -> None:
+    settings = small(methods=("moco-v2", "fails"), method_options={"fails": {"how": "interrupt", "at": 5}})
+    with pytest.raises(KeyboardInterrupt):
+        bench(settings, tmp_path, Quiet())
+    assert [r["method"] for r in Results(tmp_path).runs] == ["moco-v2"]
+    again = bench(settings, tmp_path, Quiet()).runs  # two epochs need 6 steps: three remain after the checkpoint
+    assert [r["status"] for r in again] == ["finished", "finished"]
+    assert again[1]["resumed_at_step"] == 3
+
+
+def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    whole = bench(small(epochs=3), tmp_path / "whole", Quiet()).runs[0]
+
+    class Stops(Quiet):
+        def step(self, step: int, loss: float) -> None:
+            if step == 5:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench(small(epochs=3), tmp_path / "cut", Stops())
+    resumed = bench(small(epochs=3), tmp_path / "cut", Quiet()).runs[0]
+    assert resumed["resumed_at_step"] == 3
+    for name in ("losses", "knn_top1", "linear_top1", "images_seen", "forward_images"):
+        assert resumed[name] == whole[name], name
+    assert [p["val_knn_top1"] for p in resumed["curve"]] == [p["val_knn_top1"] for p in whole["curve"]]
+
+
+def test_without_labels_accuracy_is_left_out(tmp_path: Path) -> None:
+    results = bench(small(data="bare"), tmp_path, Quiet())
+    run = results.runs[0]
+    assert run["status"] == "finished"
+    assert "knn_top1" not in run
+    assert run["uniformity"] < 0
+    assert "no labels" in write_report([tmp_path], tmp_path).read_text()
+
+
+def test_looking_at_a_run_does_not_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = bench(small(), tmp_path / "a", Quiet()).runs[0]
+    from moco_plugins.bench import run
+
+    monkeypatch.setattr(run.Watch, "look", lambda self: {"loss": torch.rand(3).sum().item()})
+    assert bench(small(), tmp_path / "b", Quiet()).runs[0]["losses"] == reference["losses"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"methods": ("nope",)}, LookupError, r"method='nope'.*byol \(lightly\).*moco-v2 \(builtin\)"),
+        ({"data": "nope"}, LookupError, r"data='nope'.*mnist5k \(builtin\)"),
+        ({"engine": "nope"}, LookupError, r"engine='nope'.*lightning \(lightly\)"),
+        ({"backbone": "resnet81"}, LookupError, "resnet18"),
+        ({"epochs": 0}, SettingsError, "--epochs 0"),
+        ({"batch_size": 97}, SettingsError, "only 96 images"),
+        ({"methods": ("simclr", "simclr")}, SettingsError, "named twice"),
+        ({"options": {"momentun": 0.9}}, SettingsError, r"'momentun'.*moco-v2 has not got it, it has .*momentum"),
+        ({"sweep": {"queue_size": (1, 2)}, "methods": ("moco-v2", "simclr")}, SettingsError, "simclr has not got it"),
+        ({"views": "nope"}, LookupError, "views='nope'"),
+    ],
+)
+def test_bad_input(tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        bench(small(**change), tmp_path / "out", Quiet())
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
+    runs = bench(small(epochs=1, sweep={"momentum": (0.0, 0.9)}), tmp_path, Quiet()).runs
+    assert [(r["label"], r["options"]["momentum"]) for r in runs] == [("moco-v2 momentum=0.0", 0.0), ("moco-v2 momentum=0.9", 0.9)]
