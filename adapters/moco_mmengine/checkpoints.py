@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -59,7 +60,8 @@ def explain_refusal(error: Exception) -> str | None:
     text = str(error)
     if "weights_only" not in text:
         return None
-    what = next((part for part in text.split() if part.count(".") >= 1 and part[:1].isalpha()), "a class")
+    found = re.search(r"(?:GLOBAL|class|type) (\w+\.[\w.]+)", text)
+    what = found[1] if found else "an unknown class"
     return (
         f"the checkpoint contains more than tensors and MMEngine's log ({what}), which may run code when it is loaded. If it "
         f"is your own file or you trust its origin, repeat with --trust-checkpoint. torch said: {text.splitlines()[0]}"
@@ -105,4 +107,6 @@ def _shape_problem(name: str, theirs: tuple[int, ...], mine: tuple[int, ...], mo
 
 
 def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    """The parts of the model that names belong to."""
+    parts = list(dict.fromkeys(".".join(name.split(".")[:3]) for name in names))
+    return ", ".join(parts[:6]) + (f" and {len(parts) - 6} more" if len(parts) > 6 else "")
