@@ -33,6 +33,7 @@ class StepBoundary:
         self._staged: list[_Staged] = []
         self._moved: set[str] = set()
         self._anchor = 0
+        self.foreign_steps = 0
 
     @property
     def staged(self) -> int:
@@ -67,6 +68,7 @@ class StepBoundary:
         """Count a step and hand out the staged keys, a tuple a forward pass; empty if this step was counted before."""
         staged, self._staged = self._staged, []
         self.steps += bool(staged)
+        self.foreign_steps = 0
         return [item.keys for item in staged]
 
     def due(self, pairs: list[Pair], owned: set[int] | None) -> list[Pair]:

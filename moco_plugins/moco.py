@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from . import batchnorm, checks, diagnostics, distributed, follow, plugins
+from . import batchnorm, checks, diagnostics, distributed, follow, plugins, stepping
 from .boundary import StepBoundary
 from .eager import eager
 from .encoder import Encoder
-from .momentum import Schedule, check_momentum, copy_module, pair_buffers, pair_parameters, value_at
+from .momentum import Schedule, check_momentum, copy_module, value_at
 from .variants import VARIANTS, Variant, freeze_patch_projection, projection_head
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -157,10 +157,9 @@ class MoCo(nn.Module):
             self.log_temperature = nn.Parameter(torch.tensor(math.log(value_at(settings.temperature, 0, None))))
         self.drift_probe = diagnostics.DriftProbe(drift_probe) if drift_probe else None
 
-        self._boundary = StepBoundary()
-        self._prepared = False
+        self.boundary = StepBoundary()
+        self.prepared = False
         self._last: diagnostics.LastStep | None = None
-        self._foreign_steps = 0
         if follow_optimizer:
             follow.follow_optimizer_steps(self)
 
@@ -174,7 +173,7 @@ class MoCo(nn.Module):
         """
         x_q, x_k = checks.check_views(views)
         if self.training:
-            self._prepare(x_q.shape[0])
+            stepping.prepare(self, x_q.shape[0])
         pairs = [(x_q, x_k), (x_k, x_q)] if self.settings.symmetric else [(x_q, x_k)]
         queries = [self._normalise(self._query(a)) for a, _ in pairs]  # N x D each
         keys = [self._encode_keys(b, i) for i, (_, b) in enumerate(pairs)]  # N x D each, no gradient
@@ -184,7 +183,7 @@ class MoCo(nn.Module):
             loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
         self._remember(loss, queries[0], keys, temperature)
         if self.training and loss.requires_grad:
-            self._stage(keys, loss, x_k)
+            stepping.stage(self, keys, loss, x_k)
         return loss
 
     def _query(self, images: Tensor) -> Tensor:
@@ -196,7 +195,7 @@ class MoCo(nn.Module):
         if not (self.training and self.settings.shuffle_bn):
             return self._normalise(self.key_encoder(images))
         # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
-        seed = (self.steps * 4096 + self._boundary.staged) * 2 + half
+        seed = (self.steps * 4096 + self.boundary.staged) * 2 + half
         return self._normalise(batchnorm.encode_apart(self.key_encoder, images, self.bn_splits, seed))
 
     def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor) -> Tensor:
@@ -219,88 +218,21 @@ class MoCo(nn.Module):
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         """Commit the step of an optimiser that owns parameters of the query encoder; called after each step."""
-        if not self._boundary.open:
+        if not self.boundary.open:
             return
         owned = follow.parameter_ids(optimizer)
         if any(id(p) in owned for p in self.query_encoder.parameters()):
-            self._commit(owned)
-        elif self._boundary.staged:
-            self._report_foreign(optimizer)
+            stepping.commit(self, owned)
+        elif self.boundary.staged:
+            stepping.report_foreign(self, optimizer)
 
     def step(self) -> None:
         """Commit by hand: move the key encoder and enqueue the keys of the forward passes since the last step.
 
         Only needed with ``follow_optimizer=False``; a step that has been committed is not committed again.
         """
-        if self._boundary.open:
-            self._commit(None)
-
-    @eager
-    @torch.no_grad()
-    def _commit(self, owned: set[int] | None) -> None:
-        """Move the key parameters whose query is owned (None: all), each once a step, and enqueue what is staged."""
-        staged = self._boundary.take()
-        if staged:
-            self._foreign_steps = 0
-            self._sync_buffers()
-            if self.queue is not None:
-                self._enqueue(staged)
-        due = self._boundary.due(pair_parameters(self.query_encoder, self.key_encoder), owned)
-        self.momentum_rule([key for _, _, key in due], [query for _, query, _ in due], self.momentum)
-
-    def _enqueue(self, staged: list[tuple[Tensor, ...]]) -> None:
-        # View by view, so that a batch in parts fills the queue in the same order as a whole one.
-        keys = torch.stack([torch.cat(view) for view in zip(*staged, strict=True)], dim=1)  # N x views x D
-        if self.gather_distributed:
-            keys = torch.cat(distributed.gather_rows(keys))
-        keys = keys.transpose(0, 1).flatten(0, 1)
-        self.queue.enqueue(keys)
-
-    def _sync_buffers(self) -> None:
-        if self.bn_buffers == "own":
-            return
-        for _, query, key in pair_buffers(self.query_encoder, self.key_encoder):
-            if self.bn_buffers == "ema" and key.is_floating_point():
-                key.lerp_(query, 1.0 - self.momentum)
-            else:  # counts (num_batches_tracked) are never averaged
-                key.copy_(query)
-
-    @eager
-    def _stage(self, keys: list[Tensor], loss: Tensor, key_images: Tensor) -> None:
-        anchor = next((p for p in self.query_encoder.projector.parameters() if p.requires_grad), None)
-        # keys[0] is of the second view and keys[1] of the first: they are enqueued in the order of the views.
-        self._boundary.stage(reversed(keys), loss, anchor)
-        if self.drift_probe is not None:
-            if self.queue is not None:
-                steps_in_queue = self.queue.size // (key_images.shape[0] * len(keys) * distributed.world_size())
-                self.drift_probe.every = max(1, steps_in_queue // self.drift_probe.keep)
-            self.drift_probe.take(self.key_encoder, key_images, self.steps)
-
-    @eager
-    def _prepare(self, batch: int) -> None:
-        """Before the first training step: key encoder equal to the query encoder, and the same state on all ranks."""
-        if self._prepared:
-            return
-        if self.steps == 0:  # weights may have been loaded into the query encoder
-            copy_module(self.query_encoder, self.key_encoder)
-        self._boundary.steps = distributed.number_of_first(self.steps, next(self.key_encoder.parameters()).device)
-        distributed.broadcast_from_first([*self.key_encoder.parameters(), *self.key_encoder.buffers()])
-        if self.queue is not None and self.gather_distributed:
-            distributed.broadcast_from_first(v for v in self.queue.state_dict().values() if isinstance(v, Tensor))
-        if self.settings.shuffle_bn:
-            problem = batchnorm.shuffles(self.key_encoder, self.bn_splits, batch)
-            if problem:
-                distributed.warn_once_on_first_rank(problem)
-        self._prepared = True
-
-    def _report_foreign(self, optimizer: Optimizer) -> None:
-        self._foreign_steps += 1
-        if self._foreign_steps == 3 and self.steps == 0:
-            distributed.warn_once_on_first_rank(
-                f"{type(optimizer).__name__} has stepped 3 times and owns no parameter of this MoCo's query encoder, so the "
-                "key encoder and the queue do not move. Give the optimiser moco.parameters(), or call moco.step() "
-                "after each step with follow_optimizer=False"
-            )
+        if self.boundary.open:
+            stepping.commit(self, None)
 
     # What it tells
 
@@ -319,7 +251,7 @@ class MoCo(nn.Module):
     @property
     def steps(self) -> int:
         """Optimiser steps committed so far."""
-        return self._boundary.steps
+        return self.boundary.steps
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the features of the query backbone (N, feature_dim), without the head."""
@@ -366,8 +298,8 @@ class MoCo(nn.Module):
         if steps is None:
             args[2].append(prefix + "steps")  # missing_keys
         else:
-            self._boundary.reset(int(steps))
-        self._prepared, self._last = False, None
+            self.boundary.reset(int(steps))
+        self.prepared, self._last = False, None
 
     def __getstate__(self) -> dict[str, Any]:
         # The last step's tensors are for looking at only, and its loss belongs to the original's graph.

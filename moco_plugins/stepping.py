@@ -1,0 +1,93 @@
+"""What happens around a MoCo's training steps: before the first, after each forward pass, at each optimiser step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from . import batchnorm, distributed
+from .eager import eager
+from .momentum import copy_module, pair_buffers, pair_parameters
+
+if TYPE_CHECKING:
+    from .moco import MoCo
+
+
+@eager
+def prepare(moco: MoCo, batch: int) -> None:
+    """Before the first training step: key encoder equal to the query encoder, and the same state on all ranks."""
+    if moco.prepared:
+        return
+    if moco.steps == 0:  # weights may have been loaded into the query encoder
+        copy_module(moco.query_encoder, moco.key_encoder)
+    moco.boundary.steps = distributed.number_of_first(moco.steps, next(moco.key_encoder.parameters()).device)
+    distributed.broadcast_from_first([*moco.key_encoder.parameters(), *moco.key_encoder.buffers()])
+    if moco.queue is not None and moco.gather_distributed:
+        distributed.broadcast_from_first(v for v in moco.queue.state_dict().values() if isinstance(v, Tensor))
+    if moco.settings.shuffle_bn:
+        problem = batchnorm.shuffles(moco.key_encoder, moco.bn_splits, batch)
+        if problem:
+            distributed.warn_once_on_first_rank(problem)
+    moco.prepared = True
+
+
+@eager
+def stage(moco: MoCo, keys: list[Tensor], loss: Tensor, key_images: Tensor) -> None:
+    """After a forward pass: keep its keys for the step, and a snapshot for the drift probe."""
+    if moco.drift_probe is not None:
+        if moco.queue is not None:
+            steps_in_queue = moco.queue.size // (key_images.shape[0] * len(keys) * distributed.world_size())
+            moco.drift_probe.every = max(1, steps_in_queue // moco.drift_probe.keep)
+        moco.drift_probe.take(moco.key_encoder, key_images, moco.steps)
+    anchor = next((p for p in moco.query_encoder.projector.parameters() if p.requires_grad), None)
+    # keys[0] is of the second view and keys[1] of the first: they are enqueued in the order of the views.
+    moco.boundary.stage(reversed(keys), loss, anchor)
+
+
+@eager
+@torch.no_grad()
+def commit(moco: MoCo, owned: set[int] | None) -> None:
+    """At a step: move the key parameters whose query is owned (None: all), each once, and enqueue what is staged."""
+    staged = moco.boundary.take()
+    if staged:
+        _move_buffers(moco)
+        if moco.queue is not None:
+            _enqueue(moco, staged)
+    due = moco.boundary.due(pair_parameters(moco.query_encoder, moco.key_encoder), owned)
+    moco.momentum_rule([key for _, _, key in due], [query for _, query, _ in due], moco.momentum)
+
+
+def _enqueue(moco: MoCo, staged: list[tuple[Tensor, ...]]) -> None:
+    # View by view, so that a batch in parts fills the queue in the same order as a whole one.
+    keys = torch.stack([torch.cat(view) for view in zip(*staged, strict=True)], dim=1)  # N x views x D
+    if moco.gather_distributed:
+        keys = torch.cat(distributed.gather_rows(keys))
+    moco.queue.enqueue(keys.transpose(0, 1).flatten(0, 1))
+
+
+def _move_buffers(moco: MoCo) -> None:
+    if moco.bn_buffers == "own":
+        return
+    for _, query, key in pair_buffers(moco.query_encoder, moco.key_encoder):
+        if moco.bn_buffers == "ema" and key.is_floating_point():
+            key.lerp_(query, 1.0 - moco.momentum)
+        else:  # counts (num_batches_tracked) are never averaged
+            key.copy_(query)
+
+
+#: Steps of an optimiser without query parameters, before any of one that has them, until it is reported.
+FOREIGN_STEPS = 3
+
+
+def report_foreign(moco: MoCo, optimizer: Optimizer) -> None:
+    """Count a step of an optimiser that owns none of the query parameters while keys wait for one that does."""
+    moco.boundary.foreign_steps += 1
+    if moco.boundary.foreign_steps == FOREIGN_STEPS and moco.steps == 0:
+        distributed.warn_once_on_first_rank(
+            f"{type(optimizer).__name__} has stepped {FOREIGN_STEPS} times and owns no parameter of this MoCo's query "
+            "encoder, so the key encoder and the queue do not move. Give the optimiser moco.parameters(), or call "
+            "moco.step() after each step with follow_optimizer=False"
+        )
