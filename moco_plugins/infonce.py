@@ -69,23 +69,24 @@ def info_nce(
     """
     banks = [negatives] if isinstance(negatives, Tensor) else list(negatives)
     _check(query, positive, banks, temperature, implementation)
-    # The batch keys as one more bank hold each query's own positive too: it is then not added a second time.
-    if in_batch_negatives:
-        banks = [positive, *banks]
     banks = [bank for bank in banks if bank.shape[0] > 0]
     with _full_precision(query.device.type):
         query, positive, banks = _common_dtype(query, positive, banks)
         temperature = torch.as_tensor(temperature, dtype=_accumulation_dtype(query), device=query.device)
-        if _use_fused(query, positive, banks, implementation):
-            return _FusedInfoNCE.apply(query, positive, temperature, not in_batch_negatives, *banks)
-        return _dense(query, positive, temperature, not in_batch_negatives, banks)
+        formula = (
+            _FusedInfoNCE.apply if _use_fused(query, positive, banks, in_batch_negatives, implementation) else _dense
+        )
+        return formula(query, positive, temperature, in_batch_negatives, *banks)
 
 
-def _dense(query: Tensor, positive: Tensor, temperature: Tensor, add_positive: bool, banks: list[Tensor]) -> Tensor:
+def _dense(query: Tensor, positive: Tensor, temperature: Tensor, in_batch: bool, *banks: Tensor) -> Tensor:
+    # The batch keys as one more bank hold each query's own positive too: it is then not added a second time.
+    if in_batch:
+        banks = (positive, *banks)
     kind = _accumulation_dtype(query)
     positive_logit = (query * positive).sum(1, dtype=kind) / temperature  # N
     logits = [(query @ bank.T).to(kind) / temperature for bank in banks]  # N x K each
-    if add_positive:
+    if not in_batch:
         logits.insert(0, positive_logit[:, None])
     return (torch.cat(logits, dim=1).logsumexp(1) - positive_logit).mean()
 
@@ -95,15 +96,17 @@ class _FusedInfoNCE(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, positive: Tensor, temperature: Tensor, add_positive: bool, *banks: Tensor
+        ctx: Any, query: Tensor, positive: Tensor, temperature: Tensor, in_batch: bool, *banks: Tensor
     ) -> Tensor:
+        if in_batch:  # here and not by the caller: the compiler wants no tensor twice among the arguments
+            banks = (positive, *banks)
         kind = temperature.dtype
         scaled = (query / temperature).to(query.dtype)  # N x D
         positive_logit = (query * positive).sum(1, dtype=kind) / temperature  # N
         parts = [attention.attend(scaled, bank) for bank in banks]  # (N x D, N) each
         lses = [lse for _, lse in parts]
         mixed = [out.to(kind) for out, _ in parts]
-        if add_positive:
+        if not in_batch:
             lses.append(positive_logit)
             mixed.append(positive.to(kind))
         lse, mean_key = _join(lses, mixed)
@@ -136,8 +139,8 @@ def _join(lses: list[Tensor], mixed: list[Tensor]) -> tuple[Tensor, Tensor]:
     return lse, mean
 
 
-def _use_fused(query: Tensor, positive: Tensor, banks: list[Tensor], implementation: str) -> bool:
-    if implementation == "dense" or not banks:
+def _use_fused(query: Tensor, positive: Tensor, banks: list[Tensor], in_batch: bool, implementation: str) -> bool:
+    if implementation == "dense" or not (banks or in_batch):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in (positive, *banks)):
         if implementation == "fused":
