@@ -45,13 +45,19 @@ class StepBoundary:
         """Whether an optimiser step now has anything to do."""
         return bool(self._staged or self._moved)
 
-    def stage(self, keys: Iterable[Tensor], loss: Tensor, anchor: nn.Parameter | None) -> None:
-        """Keep the keys of a forward pass; ``anchor`` is a parameter that the loss's gradient reaches."""
+    def stage(self, keys: Iterable[Tensor], loss: Tensor, anchor: nn.Parameter | None, limit: int) -> None:
+        """Keep the keys of a forward pass.
+
+        ``anchor`` is a parameter that the loss's gradient reaches. Passes that the ``limit`` newest keys do not need are
+        let go: they would be overwritten in any case, and somebody who never steps must not run out of memory.
+        """
         if not self._staged:
             self._moved = set()
         # Cloned: a compiled encoder may use the memory again before the step.
         item = _Staged(tuple(key.detach().clone() for key in keys))
         self._staged.append(item)
+        while len(self._staged) > 1 and sum(len(kept.keys[0]) for kept in self._staged[1:]) >= limit:
+            del self._staged[0]
         loss.register_hook(lambda grad: setattr(item, "state", _IN_BACKWARD))
         if anchor is not None and id(anchor) != self._anchor:
             self._anchor = id(anchor)

@@ -44,7 +44,7 @@ def stage(moco: MoCo, keys: list[Tensor], loss: Tensor, key_images: Tensor) -> N
         moco.drift_probe.take(moco.key_encoder, key_images, moco.steps)
     anchor = next((p for p in moco.query_encoder.projector.parameters() if p.requires_grad), None)
     # keys[0] is of the second view and keys[1] of the first: they are enqueued in the order of the views.
-    moco.boundary.stage(reversed(keys), loss, anchor)
+    moco.boundary.stage(reversed(keys), loss, anchor, limit=moco.settings.queue_size)
 
 
 @eager
