@@ -34,6 +34,7 @@ def allow_message_hub() -> None:
 def _statistic(owner: Any, name: str) -> Any:
     from mmengine.logging.history_buffer import HistoryBuffer
 
+    HistoryBuffer()  # its table of methods is empty until there is an instance, as in a process that only resumes
     if owner is not HistoryBuffer or name not in HistoryBuffer._statistics_methods:
         raise pickle.UnpicklingError(f"weights_only: getattr({owner!r}, {name!r}) is not allowed in a checkpoint")
     return HistoryBuffer._statistics_methods[name]
