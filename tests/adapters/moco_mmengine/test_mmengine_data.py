@@ -11,8 +11,8 @@ pytest.importorskip("mmengine")
 from mmengine.dataset import default_collate, pseudo_collate
 from mmengine.registry import DATASETS, METRICS, MODELS, TRANSFORMS
 from mmengine.structures import BaseDataElement
-
 from moco_mmengine import DataPreprocessor, TwoViews
+
 from moco_plugins.datasets import digits
 
 torch.set_num_threads(1)

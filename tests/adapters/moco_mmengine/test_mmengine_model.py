@@ -10,8 +10,8 @@ from mmengine.logging import MessageHub
 from mmengine.model import BaseModel, BaseModule
 from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
-
 from moco_mmengine import MoCo
+
 from moco_plugins import plugins
 
 torch.set_num_threads(1)
@@ -171,7 +171,9 @@ def test_the_methods_metrics_are_in_the_log():
     assert "train/loss" not in hub.log_scalars  # MMEngine's own
     hub.update_info("max_iters", 7)
     model.method.total_steps = None
-    model.train_step({"inputs": views(1)}, OptimWrapper(torch.optim.SGD(model.parameters(), 0.1), accumulative_counts=2))
+    model.train_step(
+        {"inputs": views(1)}, OptimWrapper(torch.optim.SGD(model.parameters(), 0.1), accumulative_counts=2)
+    )
     assert model.method.total_steps == 4
 
 

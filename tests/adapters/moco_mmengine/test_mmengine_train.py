@@ -12,7 +12,6 @@ pytest.importorskip("sklearn")
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS, MODELS, TRANSFORMS
-
 from moco_mmengine.train import main
 
 torch.set_num_threads(1)
@@ -183,7 +182,9 @@ SMOOTH = (
 
 def test_accumulated_small_batches_are_one_large_batch(train):
     options = ["train_dataloader.batch_size=8", "optim_wrapper.accumulative_counts=4"]
-    small = weights(train("small", "--no-validate", "--cfg-options", *options, config=SMOOTH.replace("limit=120", "limit=128")))
+    small = weights(
+        train("small", "--no-validate", "--cfg-options", *options, config=SMOOTH.replace("limit=120", "limit=128"))
+    )
     large = weights(train("large", "--no-validate", config=SMOOTH.replace("limit=120", "limit=128")))
     assert int(small["method.steps"]) == int(large["method.steps"]) == 12
     for name, value in large.items():

@@ -1,0 +1,75 @@
+"""Two processes on the CPU, started by torchrun, do what one does with the joined batch."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("mmengine")
+pytest.importorskip("sklearn")
+
+PARTS = """
+import torch
+from mmengine.registry import MODELS, TRANSFORMS
+
+@TRANSFORMS.register_module()
+class Mirrored:
+    def __call__(self, sample):
+        image = sample['img'].float() / 255
+        return {'inputs': [image, image.flip(-1)]}
+
+@MODELS.register_module()
+def plain_backbone():
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 24))
+"""
+CONFIG = """
+custom_imports = dict(imports=['moco_plugins', 'mirror_parts'], allow_failed_imports=False)
+model = dict(type='moco_plugins.MoCo', backbone=dict(type='plain_backbone'), feature_dim=24, variant='v2+',
+             queue_size=128, projection_dim=16, momentum=0.9)
+train_dataloader = dict(
+    dataset=dict(type='moco_plugins.digits', limit=128, pipeline=[dict(type='Mirrored')]),
+    batch_size=BATCH, sampler=dict(type='DefaultSampler', shuffle=True))
+val_dataloader = dict(dataset=dict(type='moco_plugins.digits', split='train+test', limit=61), batch_size=50,
+                      sampler=dict(type='DefaultSampler', shuffle=False))
+val_evaluator = dict(type='moco_plugins.KNNMetric', k=5)
+train_cfg = dict(by_epoch=True, max_epochs=3)
+val_cfg = dict()
+optim_wrapper = dict(optimizer=dict(type='SGD', lr=0.1, momentum=0.9))
+default_hooks = dict(logger=dict(type='LoggerHook', interval=1))
+randomness = dict(seed=1)
+"""
+
+
+def train(folder, name, batch, *launcher, options=()):
+    (folder / "mirror_parts.py").write_text(PARTS)
+    (folder / f"{name}.py").write_text(CONFIG.replace("BATCH", str(batch)))
+    command = [sys.executable, *launcher, "-m", "moco_plugins", "train", f"{name}.py", "--work-dir", name, *options]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
+    checkpoint = folder / name / "epoch_3.pth"
+    # gloo processes may abort while they end, after all is written
+    assert checkpoint.exists(), run.stdout[-2000:] + run.stderr[-4000:]
+    log = next((folder / name).rglob("*.log")).read_text()
+    losses = [float(loss) for loss in re.findall(r"Epoch\(train\).* loss: ([\d.]+)", log)]
+    scores = [float(score) for score in re.findall(r"knn/top1: ([\d.]+)", log)]
+    return torch.load(checkpoint, weights_only=False)["state_dict"], losses, scores
+
+
+def test_two_processes_equal_one(tmp_path):
+    one, losses, scores = train(tmp_path, "one", 32)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    two, losses_of_first, scores_of_two = train(tmp_path, "two", 16, *torchrun, options=["--launcher", "pytorch"])
+    assert len(losses) == len(losses_of_first) == 12
+    assert scores == pytest.approx(scores_of_two, abs=0.02)  # one of 61 images may lie on the border
+    assert two.keys() == one.keys()
+    for name, value in one.items():
+        if name == "method.queue.keys":
+            continue
+        torch.testing.assert_close(two[name], value, rtol=1e-5, atol=1e-6, msg=name)
+    # The same keys; ranks take every other image, so their order inside a batch differs (and K is a multiple of it).
+    nearest = torch.cdist(one["method.queue.keys"], two["method.queue.keys"]).min(1)
+    assert nearest.values.max() < 1e-3
+    assert len(set(nearest.indices.tolist())) == 128
