@@ -17,12 +17,17 @@ class PassCounter:
     """Counts the images that go through a method's encoders, forward and backward, until :meth:`stop`.
 
     An encoder is any module of the method built like the backbone: key encoders and teachers are counted too. A forward
-    pass whose output carries a gradient is taken to have a backward pass.
+    pass whose output carries a gradient is taken to have a backward pass. MoCo's drift probe, which is ours and not the
+    method's, rests while it counts.
     """
 
     def __init__(self, method: nn.Module, backbone: nn.Module) -> None:
         self.forward = self.backward = 0
         kind = _fingerprint(backbone)
+        self._method: Any = method
+        self._probe = getattr(method, "drift_probe", None)
+        if self._probe is not None:
+            self._method.drift_probe = None
         self._handles: list[RemovableHandle] = [
             module.register_forward_hook(self._count)
             for module in method.modules()
@@ -41,6 +46,8 @@ class PassCounter:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self._probe is not None:
+            self._method.drift_probe, self._probe = self._probe, None
 
 
 def _fingerprint(module: nn.Module) -> list[tuple[str, torch.Size]]:

@@ -17,7 +17,7 @@ from .baselines import RAW, baselines
 from .pictures import VIEWS, draw_views
 from .progress import Progress
 from .results import Results
-from .run import carry_out
+from .run import build_seeded_backbone, build_views, carry_out
 from .settings import Settings, complete, load_data, plan
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
@@ -49,6 +49,8 @@ def bench(settings: Settings, out: Path, progress: Progress, command: str = "") 
     need_bench_extra()
     data = load_data(settings)
     settings = complete(settings, data)
+    build_seeded_backbone(settings, data, 0)  # an unknown one, or one for larger images, is said before anything runs
+    build_views(settings)
     results = Results(out, settings)
     runs = plan(settings)
     todo = [run for run in runs if results.find(run, settings.engine) is None]

@@ -99,12 +99,14 @@ class Results:
         """
         for record in self.runs:
             if (record["label"], record["seed"], record["engine"]) == (run.label, run.seed, engine):
+                if record["status"] != "finished":
+                    return None
                 if record["options"] != plain(run.options):
                     raise SettingsError(
                         f"--out {self.folder} holds {run.label}, seed {run.seed}, with other options "
                         f"({record['options']}, now {plain(run.options)}); give another --out"
                     )
-                return record if record["status"] == "finished" else None
+                return record
         return None
 
     def put(self, record: Mapping[str, Any]) -> None:

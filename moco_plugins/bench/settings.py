@@ -224,7 +224,7 @@ def plan(settings: Settings) -> list[RunPlan]:
             chosen = {k: v for k, v in settings.options.items() if accepts(method, k)}
             chosen.update(settings.method_options.get(method, {}))
             if accepts(method, "drift_probe"):
-                chosen.setdefault("drift_probe", 64)
+                chosen.setdefault("drift_probe", 16)
             for value in values:
                 options = {**chosen, **({name: value} if name else {})}
                 if name == "momentum" and float(value or 0) < 0.5 and accepts(method, "allow_low_momentum"):

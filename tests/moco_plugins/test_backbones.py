@@ -27,7 +27,11 @@ def test_width_is_what_the_backbone_returns(name: str, channels: int, size: int)
 def test_convnet_is_three_convolutions_and_a_two_by_two_pool() -> None:
     backbone = ConvNet(1)
     convolutions = [m for m in backbone if isinstance(m, torch.nn.Conv2d)]
-    assert [(c.out_channels, c.kernel_size[0], c.stride[0]) for c in convolutions] == [(32, 5, 2), (64, 3, 2), (128, 3, 1)]
+    assert [(c.out_channels, c.kernel_size[0], c.stride[0]) for c in convolutions] == [
+        (32, 5, 2),
+        (64, 3, 2),
+        (128, 3, 1),
+    ]
     assert backbone.feature_dim == 4 * 128
 
 

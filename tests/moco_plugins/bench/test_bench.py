@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from moco_plugins import hookimpl, plugins
-from moco_plugins.bench import main
+from moco_plugins.bench import main, run
 from moco_plugins.bench.main import bench
 from moco_plugins.bench.progress import Quiet
 from moco_plugins.bench.report import write_report
@@ -89,22 +90,44 @@ def small(**changes: Any) -> Settings:
     return Settings(**{"methods": ("moco-v2",), "data": "small", "epochs": 2, "batch_size": 32, **changes})
 
 
+@pytest.fixture(scope="module")
+def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    bench(small(), folder, Quiet())
+    return folder
+
+
+@pytest.fixture
+def finished(_finished: Path, tmp_path: Path) -> Path:
+    """A folder with one finished run."""
+    return shutil.copytree(_finished, tmp_path / "finished")
+
+
 def test_three_methods_from_start_to_report(tmp_path: Path) -> None:
     results = bench(small(methods=("moco-v2", "simclr", "byol"), seeds=2), tmp_path, Quiet(), "the command")
     content = json.loads((tmp_path / "results.json").read_text())
     assert content == json.loads(json.dumps(results.content))
-    assert [(b["method"], b["seed"]) for b in content["baselines"]] == [("raw-pixels", 0), ("untrained", 0), ("untrained", 1)]
+    assert [(b["method"], b["seed"]) for b in content["baselines"]] == [
+        ("raw-pixels", 0),
+        ("untrained", 0),
+        ("untrained", 1),
+    ]
     runs = content["runs"]
     assert {(r["method"], r["seed"]) for r in runs} == {(m, s) for m in ("moco-v2", "simclr", "byol") for s in (0, 1)}
-    for run in runs:
-        assert (run["engine"], run["epochs"], run["status"], run["images_seen"]) == ("lightning", 2, "finished", 192)
-        assert 0 < run["knn_top1"] <= 1
-        assert 0 < run["linear_top1"] <= 1
-        assert run["seconds"] > 0
-        assert run["images_per_second"] == pytest.approx(192 / run["seconds"])
-        assert run["peak_memory_mib"] > 50
-        assert [point["epoch"] for point in run["curve"]] == [1, 2]
-        assert len(run["losses"]) == 6
+    for record in runs:
+        assert (record["engine"], record["epochs"], record["status"], record["images_seen"]) == (
+            "lightning",
+            2,
+            "finished",
+            192,
+        )
+        assert 0 < record["knn_top1"] <= 1
+        assert 0 < record["linear_top1"] <= 1
+        assert record["seconds"] > 0
+        assert record["images_per_second"] == pytest.approx(192 / record["seconds"])
+        assert record["peak_memory_mib"] > 50
+        assert [point["epoch"] for point in record["curve"]] == [1, 2]
+        assert len(record["losses"]) == 6
     by = {r["method"]: r for r in runs}
     # per image: MoCo encodes query and key, and goes back through the query; SimCLR both views; BYOL is symmetric
     assert by["moco-v2"]["forward_images"] == 2 * 192
@@ -124,41 +147,43 @@ def test_three_methods_from_start_to_report(tmp_path: Path) -> None:
     assert text_table(content).count("\n") == 6
 
 
-def test_seeds_differ_and_methods_of_a_seed_start_alike(tmp_path: Path) -> None:
-    first = bench(small(seeds=2), tmp_path / "a", Quiet()).runs
-    assert first[0]["losses"] != first[1]["losses"]
-    again = bench(small(seeds=2), tmp_path / "b", Quiet()).runs
-    assert [r["losses"] for r in first] == [r["losses"] for r in again]
-    assert [r["knn_top1"] for r in first] == [r["knn_top1"] for r in again]
-    alone = bench(small(methods=("simclr", "moco-v2")), tmp_path / "c", Quiet()).runs
-    assert alone[1]["losses"] == first[0]["losses"]  # whatever else is compared
+def test_a_seed_fixes_everything(finished: Path, tmp_path: Path) -> None:
+    reference = Results(finished).runs[0]
+    runs = bench(small(methods=("simclr", "moco-v2"), seeds=2), tmp_path / "more", Quiet()).runs
+    again, other = (next(r for r in runs if (r["method"], r["seed"]) == ("moco-v2", seed)) for seed in (0, 1))
+    assert again["losses"] == reference["losses"]  # whatever else is compared
+    assert again["knn_top1"] == reference["knn_top1"]
+    assert other["losses"] != reference["losses"]
 
 
 def test_engines_agree_step_by_step(tmp_path: Path) -> None:
     pytest.importorskip("mmengine")
-    runs = {engine: bench(small(engine=engine), tmp_path / engine, Quiet()).runs[0] for engine in ("lightning", "mmengine")}
+    runs = {
+        engine: bench(small(engine=engine), tmp_path / engine, Quiet()).runs[0] for engine in ("lightning", "mmengine")
+    }
     pairs = zip(runs["lightning"]["losses"], runs["mmengine"]["losses"], strict=True)
     assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-5 for a, b in pairs)
     assert runs["lightning"]["knn_top1"] == runs["mmengine"]["knn_top1"]
 
 
-def test_finished_runs_are_kept_and_missing_ones_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = bench(small(), tmp_path, Quiet()).runs[0]
+def test_finished_runs_are_kept_and_missing_ones_added(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Results(finished).runs[0]
     trained = []
     carry_out = main.carry_out
-    monkeypatch.setattr(main, "carry_out", lambda run, *rest: trained.append(run.label) or carry_out(run, *rest))
-    after = bench(small(methods=("moco-v2", "simclr")), tmp_path, Quiet()).runs
+    monkeypatch.setattr(main, "carry_out", lambda plan, *rest: trained.append(plan.label) or carry_out(plan, *rest))
+    after = bench(small(methods=("moco-v2", "simclr")), finished, Quiet()).runs
     assert trained == ["simclr"]
     assert after[0] == before
 
 
-@pytest.mark.parametrize("change", [{"epochs": 3}, {"batch_size": 16}, {"data": "digits"}, {"options": {"momentum": 0.9}}])
-def test_other_settings_are_never_mixed_in(tmp_path: Path, change: dict[str, Any]) -> None:
-    bench(small(), tmp_path, Quiet())
-    before = (tmp_path / "results.json").read_text()
-    with pytest.raises(SettingsError, match="give another --out|another --out"):
-        bench(small(**change), tmp_path, Quiet())
-    assert (tmp_path / "results.json").read_text() == before
+@pytest.mark.parametrize(
+    "change", [{"epochs": 3}, {"batch_size": 16}, {"data": "digits"}, {"options": {"momentum": 0.9}}]
+)
+def test_other_settings_are_never_mixed_in(finished: Path, change: dict[str, Any]) -> None:
+    before = (finished / "results.json").read_text()
+    with pytest.raises(SettingsError, match="another --out"):
+        bench(small(**change), finished, Quiet())
+    assert (finished / "results.json").read_text() == before
 
 
 def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
@@ -210,19 +235,16 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
 
 def test_without_labels_accuracy_is_left_out(tmp_path: Path) -> None:
     results = bench(small(data="bare"), tmp_path, Quiet())
-    run = results.runs[0]
-    assert run["status"] == "finished"
-    assert "knn_top1" not in run
-    assert run["uniformity"] < 0
+    record = results.runs[0]
+    assert record["status"] == "finished"
+    assert "knn_top1" not in record
+    assert record["uniformity"] < 0
     assert "no labels" in write_report([tmp_path], tmp_path).read_text()
 
 
-def test_looking_at_a_run_does_not_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reference = bench(small(), tmp_path / "a", Quiet()).runs[0]
-    from moco_plugins.bench import run
-
+def test_looking_at_a_run_does_not_change_it(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.Watch, "look", lambda self: {"loss": torch.rand(3).sum().item()})
-    assert bench(small(), tmp_path / "b", Quiet()).runs[0]["losses"] == reference["losses"]
+    assert bench(small(), tmp_path / "b", Quiet()).runs[0]["losses"] == Results(finished).runs[0]["losses"]
 
 
 @pytest.mark.parametrize(
@@ -248,4 +270,7 @@ def test_bad_input(tmp_path: Path, change: dict[str, Any], error: type[Exception
 
 def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
     runs = bench(small(epochs=1, sweep={"momentum": (0.0, 0.9)}), tmp_path, Quiet()).runs
-    assert [(r["label"], r["options"]["momentum"]) for r in runs] == [("moco-v2 momentum=0.0", 0.0), ("moco-v2 momentum=0.9", 0.9)]
+    assert [(r["label"], r["options"]["momentum"]) for r in runs] == [
+        ("moco-v2 momentum=0.0", 0.0),
+        ("moco-v2 momentum=0.9", 0.9),
+    ]
