@@ -13,9 +13,9 @@ from collections import deque
 import pytest
 import torch
 import torch.nn.functional as F
+from moco_lightly import MoCoLoss
 from torch import nn
 
-from moco_lightly import MoCoLoss
 from moco_plugins import distributed
 
 NTXentLoss = pytest.importorskip("lightly.loss").NTXentLoss
