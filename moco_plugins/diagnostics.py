@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from .normalise import unit_rows
 
 #: Below a tenth of 1/sqrt(D), the feature std of unit vectors spread evenly, all images map to nearly the same point.
 COLLAPSE_RATIO = 0.1
@@ -26,10 +27,13 @@ class LastStep:
     keys: Sequence[Tensor]  #: (N, D) each, normalised: the positives of ``query``, then of the other half if symmetric
     temperature: float | Tensor
     negative_count: int
+    in_batch: bool  #: the other keys of the batch are negatives too
 
 
 def effective_rank(features: Tensor) -> float:
     """Return exp(entropy of the normalised singular values) of (N, D) features (Roy & Vetterli 2007): 1 is collapse."""
+    if not torch.isfinite(features).all():
+        return math.nan
     singular = torch.linalg.svdvals(features.float())
     p = singular / singular.sum().clamp_min(1e-12)
     return float(torch.exp(-(p * torch.log(p.clamp_min(1e-12))).sum()))
@@ -55,27 +59,33 @@ def describe(last: LastStep, queue: Any) -> dict[str, float]:
         "effective_rank": effective_rank(q),
         "temperature": float(last.temperature),
     }
+    cosines = q.new_zeros(q.shape[0], 0)  # N x negatives
     if queue is not None:
         metrics["queue_filled"] = int(getattr(queue, "filled", 0)) / queue.size
         metrics["nonfinite_keys"] = float(getattr(queue, "skipped", 0))
-        negatives = _others(queue.negatives(), last.keys)
-        if negatives.shape[0]:
-            cosines = q @ negatives.float().T  # N x n
-            metrics["negative_cosine"] = float(cosines.mean())
-            metrics["contrastive_top1"] = float((positive > cosines.max(1).values).float().mean())
+        cosines = q @ _others(queue.negatives(), last.keys).float().T
+    if last.in_batch:
+        others = ~torch.eye(q.shape[0], dtype=torch.bool, device=q.device)
+        cosines = torch.cat([cosines, (q @ k.T)[others].view(q.shape[0], -1)], dim=1)
+    if cosines.shape[1]:
+        metrics["negative_cosine"] = float(cosines.mean())
+        metrics["contrastive_top1"] = float((positive > cosines.amax(1)).float().mean())
     return metrics
 
 
 def _others(negatives: Tensor, keys: Sequence[Tensor]) -> Tensor:
     """The negatives without the step's own keys: once the step is committed, they are in the queue too."""
     own = torch.cat(list(keys)).to(negatives.dtype)
-    return negatives[(negatives @ own.T).amax(1) < 1 - 1e-6]
+    others = negatives[(negatives @ own.T).amax(1) < 1 - 1e-6]
+    return others if others.shape[0] else negatives  # after a collapse all keys are one
 
 
-def warn_of_collapse(metrics: dict[str, float]) -> bool:
-    """Warn where the features have collapsed, and say what to try; True if so."""
-    if metrics["feature_std"] >= COLLAPSE_RATIO * metrics["feature_std_reference"]:
+def warn_of_collapse(metrics: dict[str, float], known: bool) -> bool:
+    """Warn where the features have collapsed, unless that is known already, and say what to try; True if collapsed."""
+    if not metrics["feature_std"] < COLLAPSE_RATIO * metrics["feature_std_reference"]:
         return False
+    if known:
+        return True
     warnings.warn(
         f"the features have collapsed: their std is {metrics['feature_std']:.4f}, spread evenly it would be "
         f"{metrics['feature_std_reference']:.4f}. Try a lower learning rate or a warm-up, a momentum nearer to 1 (0.99 to "
@@ -137,7 +147,7 @@ def encode_quietly(encoder: nn.Module, images: Tensor) -> Tensor:
     encoder.train()
     with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
         torch.manual_seed(0)
-        keys = F.normalize(encoder(images).float(), dim=1)
+        keys = unit_rows(encoder(images))
     for module, mode in modes:
         module.training = mode
     for buffer, before in buffers:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -18,9 +17,8 @@ from .boundary import StepBoundary
 from .eager import eager
 from .encoder import Encoder
 from .momentum import Schedule, check_momentum, copy_module, value_at
+from .normalise import unit_rows
 from .variants import VARIANTS, Variant, freeze_patch_projection, projection_head
-
-_HALF = (torch.float16, torch.bfloat16)
 
 
 class MoCo(nn.Module):
@@ -160,6 +158,7 @@ class MoCo(nn.Module):
         self.boundary = StepBoundary()
         self.prepared = False
         self._last: diagnostics.LastStep | None = None
+        self._collapsed = False
         if follow_optimizer:
             follow.follow_optimizer_steps(self)
 
@@ -175,7 +174,7 @@ class MoCo(nn.Module):
         if self.training:
             stepping.prepare(self, x_q.shape[0])
         pairs = [(x_q, x_k), (x_k, x_q)] if self.settings.symmetric else [(x_q, x_k)]
-        queries = [self._normalise(self._query(a)) for a, _ in pairs]  # N x D each
+        queries = [unit_rows(self._query(a)) for a, _ in pairs]  # N x D each
         keys = [self._encode_keys(b, i) for i, (_, b) in enumerate(pairs)]  # N x D each, no gradient
         temperature = self.temperature
         with torch.autocast(x_q.device.type, enabled=False):
@@ -193,10 +192,10 @@ class MoCo(nn.Module):
     @torch.no_grad()
     def _encode_keys(self, images: Tensor, half: int) -> Tensor:
         if not (self.training and self.settings.shuffle_bn):
-            return self._normalise(self.key_encoder(images))
+            return unit_rows(self.key_encoder(images))
         # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
         seed = (self.steps * 4096 + self.boundary.staged) * 2 + half
-        return self._normalise(batchnorm.encode_apart(self.key_encoder, images, self.bn_splits, seed))
+        return unit_rows(batchnorm.encode_apart(self.key_encoder, images, self.bn_splits, seed))
 
     def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor) -> Tensor:
         in_batch = self.settings.in_batch_negatives
@@ -207,12 +206,6 @@ class MoCo(nn.Module):
         self._negative_count = sum(bank.shape[0] for bank in negatives) + (key.shape[0] - 1 if in_batch else 0)
         banks = negatives[0] if len(negatives) == 1 else negatives
         return self.contrast(query, key, banks, temperature, in_batch)
-
-    @staticmethod
-    def _normalise(projections: Tensor) -> Tensor:
-        with torch.autocast(projections.device.type, enabled=False):
-            wide = projections.float() if projections.dtype in _HALF else projections
-            return F.normalize(wide, dim=1)
 
     # The step boundary
 
@@ -276,14 +269,18 @@ class MoCo(nn.Module):
         if self.drift_probe is not None and self.drift_probe.snapshots:
             drifts = [drift for _, drift in self.key_drift()]
             metrics["key_drift"] = sum(drifts) / len(drifts)
-        diagnostics.warn_of_collapse(metrics)
+        if self._last.query.shape[0] > 1:  # one image has no spread
+            self._collapsed = diagnostics.warn_of_collapse(metrics, known=self._collapsed)
         return metrics
 
     @eager
     def _remember(self, loss: Tensor, query: Tensor, keys: list[Tensor], temperature: float | Tensor) -> None:
         if isinstance(temperature, Tensor):
             temperature = temperature.detach()
-        self._last = diagnostics.LastStep(loss.detach(), query.detach(), keys, temperature, self._negative_count)
+        in_batch = self.settings.in_batch_negatives
+        self._last = diagnostics.LastStep(
+            loss.detach(), query.detach(), keys, temperature, self._negative_count, in_batch
+        )
 
     # State: what a resumed, copied or pickled MoCo needs
 
