@@ -80,7 +80,7 @@ def _others(negatives: Tensor, keys: Sequence[Tensor]) -> Tensor:
     return others if others.shape[0] else negatives  # after a collapse all keys are one
 
 
-def warn_of_collapse(metrics: dict[str, float], known: bool) -> bool:
+def warn_of_collapse(metrics: dict[str, float], known: bool = False) -> bool:
     """Warn where the features have collapsed, unless that is known already, and say what to try; True if collapsed."""
     if not metrics["feature_std"] < COLLAPSE_RATIO * metrics["feature_std_reference"]:
         return False
