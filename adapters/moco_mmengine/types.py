@@ -13,5 +13,6 @@ TYPES: dict[str, tuple[str, str]] = {
     "KNNMetric": ("METRICS", "metrics:KNNMetric"),
     "LinearProbeMetric": ("METRICS", "metrics:LinearProbeMetric"),
     "MethodHook": ("HOOKS", "hooks:MethodHook"),
+    "LARS": ("OPTIMIZERS", "lars:LARS"),
     "AutocastOptimWrapper": ("OPTIM_WRAPPERS", "precision:AutocastOptimWrapper"),
 }

@@ -78,7 +78,7 @@ def test_two_views_take_whatever_pipelines_carry(tmp_path):
         assert sample["data_samples"].gt_label == 3
     assert views({"img": np.zeros((12, 10), np.uint8)})["inputs"][0].shape == (1, 8, 8)
     assert views({"img": picture})["data_samples"].gt_label == -1
-    with pytest.raises(TypeError, match="'image'.*'img' or 'img_path'"):
+    with pytest.raises(TypeError, match=r"'image'.*'img' or 'img_path'"):
         views({"image": picture})
 
 

@@ -38,7 +38,8 @@ DOORS = {
     "under default_scope mmengine": "from mmengine.registry import init_default_scope; init_default_scope('mmengine'); "
     + BUILD,
     "under default_scope moco_plugins": "from mmengine.registry import init_default_scope, HOOKS; import moco_plugins, "
-    f"mmengine.hooks; init_default_scope('moco_plugins'); {BUILD.replace('moco_plugins.', '')}; HOOKS.build(dict(type='EMAHook'))",
+    f"mmengine.hooks; init_default_scope('moco_plugins'); {BUILD.replace('moco_plugins.', '')}; "
+    "HOOKS.build(dict(type='EMAHook'))",
     "under a default_scope with a MoCo of its own": "from mmengine.registry import MODELS, Registry, init_default_scope; "
     "theirs = Registry('model', parent=MODELS, scope='theirs'); "
     "theirs.register_module(name='MoCo', module=dict); init_default_scope('theirs'); "
@@ -83,7 +84,8 @@ sys.modules['mmengine'] = None
 import moco_mmengine
 from moco_plugins import plugins
 adapter = plugins.adapter('mmengine')
-for call in (adapter.activate, lambda: adapter.engine(None), lambda: adapter.train_config(['c.py']), lambda: moco_mmengine.MoCo):
+calls = adapter.activate, lambda: adapter.engine(None), lambda: adapter.train_config(['c']), lambda: moco_mmengine.MoCo
+for call in calls:
     try:
         call()
     except ImportError as error:
