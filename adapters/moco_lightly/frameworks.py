@@ -47,10 +47,10 @@ def lightning_name(name: str | None = None) -> str:
             raise ValueError(f"lightning={name!r} must be 'pytorch_lightning' or 'lightning'")
         return chosen
     for loaded in reversed(LIGHTNING_NAMES):
-        if loaded in sys.modules:
+        if sys.modules.get(loaded) is not None:
             return loaded
     for candidate in LIGHTNING_NAMES:
-        if importlib.util.find_spec(candidate.partition(".")[0]) is not None:
+        if _installed(candidate.partition(".")[0]):
             return candidate
     raise MissingFrameworkError(f"Lightning is needed for this and is not installed: {INSTALL}")
 
@@ -62,3 +62,9 @@ def lightning(name: str | None = None) -> ModuleType:
         return importlib.import_module(chosen)
     except ModuleNotFoundError as error:
         raise MissingFrameworkError(f"{chosen} cannot be imported ({error}): {INSTALL}") from error
+
+
+def _installed(package: str) -> bool:
+    if package in sys.modules:  # None there keeps a package from being imported
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None

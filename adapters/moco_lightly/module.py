@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from moco_plugins import Cosine, MoCo
 from moco_plugins.backbones import build_backbone
 
-from . import batches
+from . import batches, frameworks
 from .frameworks import lightning_name
 from .optimizers import Recipe
 from .probes import FeatureMemory, OnlineLinearProbe
@@ -233,5 +233,6 @@ def lightning_module_class(lightning: str | None = None) -> Any:
         lightning: "pytorch_lightning" or "lightning"; None: the one that is imported, see
             :func:`moco_lightly.frameworks.lightning_name`.
     """
-    name = lightning_name(lightning).partition(".")[0]
-    return importlib.import_module(f"moco_lightly.{name}").MoCoModule
+    name = lightning_name(lightning)
+    frameworks.lightning(name)
+    return importlib.import_module(f"moco_lightly.{name.partition('.')[0]}").MoCoModule

@@ -63,7 +63,8 @@ class SwAV(SteppedMethod):
 
     def prepare(self) -> None:
         """Start with prototypes of unit length, the same queues on all ranks, and nothing staged."""
-        self.prototypes.normalize()
+        if self.steps == 0:  # else they are already, and once more would change their last bits
+            self.prototypes.normalize()
         for queue, staged in zip(self.queues, self._staged, strict=True):
             staged.clear()
             share_queue(queue)
@@ -94,7 +95,8 @@ class SwAV(SteppedMethod):
             return None
         world, rank = distributed.world_size(), distributed.rank()
         share = banks[0].shape[0] // world
-        return [self.prototypes(bank[rank * share : (rank + 1) * share]).float() for bank in banks]
+        with torch.autocast(banks[0].device.type, enabled=False):
+            return [self.prototypes(bank[rank * share : (rank + 1) * share]) for bank in banks]
 
     def on_step(self, step: int) -> None:
         """Fill the queues, and bring the prototypes back to unit length."""
