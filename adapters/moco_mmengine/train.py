@@ -87,6 +87,11 @@ def load_config(arguments: argparse.Namespace) -> Config:
         if "base_batch_size" not in cfg.get("auto_scale_lr", {}):
             raise SystemExit("moco-plugins train: --auto-scale-lr needs auto_scale_lr = dict(base_batch_size=...)")
         cfg.auto_scale_lr.enable = True
+    for name in ("train_dataloader", "val_dataloader", "test_dataloader"):
+        # Configs inherited from another package ("mmpretrain::...") carry its scope; here MMEngine would pass it on.
+        collate = (cfg.get(name) or {}).get("collate_fn")
+        if isinstance(collate, dict):
+            collate.pop("_scope_", None)
     _add_hook(cfg)
     return cfg
 
