@@ -12,6 +12,8 @@ from typing import Any
 
 from . import plugins
 
+METRICS = ("knn_top1", "linear_top1")
+
 
 def parser() -> argparse.ArgumentParser:
     """Build the command line."""
@@ -26,7 +28,8 @@ def parser() -> argparse.ArgumentParser:
     report = commands.add_parser("report", help="rebuild the report of a bench folder, or merge several into one")
     report.add_argument("folders", nargs="+", type=Path, metavar="DIR", help="folders that bench has written")
     report.add_argument("--out", type=Path, help="where the report goes; default: the folder itself, if it is one")
-    report.add_argument("--metric", choices=("knn_top1", "linear_top1"), default="knn_top1", help="what to sort by")
+    report.add_argument("--metric", choices=METRICS, default="knn_top1", help="what to sort by")
+    report.add_argument("--reference", metavar="LABEL", help="the method that others are compared to; default: moco-v2")
     return p
 
 
@@ -50,12 +53,17 @@ def _bench(p: argparse.ArgumentParser) -> None:
     what.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per method; default: 1")
     recipe = p.add_argument_group("the recipe, the same for all methods")
     recipe.add_argument("--epochs", type=int, metavar="N")
+    recipe.add_argument(
+        "--budget",
+        metavar="KIND=N",
+        help="instead of epochs: images=N, passes=N (encoder passes, forward and backward) or seconds=S for each run",
+    )
     recipe.add_argument("--batch-size", type=int, metavar="N", help="images per step, of all processes together")
     recipe.add_argument(
         "--learning-rate", type=float, metavar="X", help="of AdamW, at the top of the one-cycle schedule"
     )
     recipe.add_argument("--weight-decay", type=float, metavar="X")
-    recipe.add_argument("--views", metavar="NAME", help="affine, v1, v2, v3 or one of a plugin")
+    recipe.add_argument("--views", metavar="NAME", help="affine, v1, v2, v3, one of a plugin, or own: each method's")
     recipe.add_argument("--image-size", type=int, metavar="PIXELS")
     recipe.add_argument(
         "--option",
@@ -68,6 +76,8 @@ def _bench(p: argparse.ArgumentParser) -> None:
     recipe.add_argument(
         "--view-option", action="append", default=[], metavar="NAME=VALUE", help="an option of the views"
     )
+    what.add_argument("--sweep", metavar="NAME=A,B,...", help="run each method with each value of an option")
+    what.add_argument("--ablation", metavar="NAME", help="momentum, queue, mechanisms or negatives: see the MoCo paper")
     how = p.add_argument_group("how it runs")
     how.add_argument("--engine", default="lightning", metavar="NAME", help="lightning, mmengine or one of a plugin")
     how.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
@@ -77,9 +87,11 @@ def _bench(p: argparse.ArgumentParser) -> None:
     how.add_argument("--workers", type=int, default=0, metavar="N", help="processes that load images")
     how.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help="default: bench")
     how.add_argument("--progress", choices=("bar", "quiet", "json"), default="bar", help="json: one event a line")
+    how.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs, in OUT/runs/*/tensorboard")
     how.add_argument("--knn-k", type=int, default=20, metavar="K")
     how.add_argument("--knn-temperature", type=float, default=0.1, metavar="T")
-    how.add_argument("--metric", choices=("knn_top1", "linear_top1"), default="knn_top1", help="what to sort by")
+    how.add_argument("--metric", choices=METRICS, help="what to sort by; default: knn_top1")
+    how.add_argument("--reference", metavar="LABEL", help="the method that others are compared to; default: moco-v2")
 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
@@ -107,10 +119,25 @@ def literal(text: str) -> Any:
         return text
 
 
+def sweep(text: str | None) -> dict[str, list[Any]]:
+    """Read "momentum=0,0.9,0.99".
+
+    Raises:
+        ValueError: no equals sign, or no values.
+    """
+    if text is None:
+        return {}
+    name, _, values = text.partition("=")
+    if not name or not values:
+        raise ValueError(f"--sweep {text!r}: write it as NAME=VALUE,VALUE,...")
+    return {name: [literal(value) for value in values.split(",")]}
+
+
 def run_bench(arguments: argparse.Namespace, command: str) -> int:
     """``moco-plugins bench``."""
     from .bench.main import bench, need_bench_extra
     from .bench.progress import make_progress
+    from .bench.run import first_process
     from .bench.settings import DEFAULT_METHODS, Settings
 
     need_bench_extra()
@@ -142,23 +169,26 @@ def run_bench(arguments: argparse.Namespace, command: str) -> int:
         num_nodes=arguments.nodes,
         precision=arguments.precision,
         workers=arguments.workers,
+        budget=arguments.budget,
+        sweep=sweep(arguments.sweep),
+        ablation=arguments.ablation,
+        tensorboard=arguments.tensorboard,
         pretrained=arguments.pretrained,
     )
     progress = make_progress(arguments.progress)
     try:
-        results = bench(settings, arguments.out, progress, command)
+        results = bench(settings, arguments.out, progress, command, arguments.metric)
     except KeyboardInterrupt:
         print(f"\nStopped. Finished runs are in {arguments.out}; the same command continues.", file=sys.stderr)
         return 130
-    from . import distributed
-
-    if distributed.rank() != 0:
+    if not first_process():
         return 0
     from .bench.report import write_report
     from .bench.table import text_table
 
-    print(text_table(results.content, arguments.metric))
-    path = write_report([arguments.out], arguments.out, arguments.metric)
+    metric = arguments.metric or METRICS[0]
+    print(text_table(results.content, metric))
+    path = write_report([arguments.out], arguments.out, metric, arguments.reference)
     print(f"\nReport: {path}   numbers: {results.path}")
     return 1 if any(record["status"] != "finished" for record in results.runs) else 0
 
@@ -171,7 +201,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     need_bench_extra()
     if arguments.out is None and len(arguments.folders) > 1:
         raise ValueError("report: several folders need --out, the folder for the merged report")
-    print(write_report(arguments.folders, arguments.out or arguments.folders[0], arguments.metric))
+    print(write_report(arguments.folders, arguments.out or arguments.folders[0], arguments.metric, arguments.reference))
     return 0
 
 
@@ -197,6 +227,9 @@ def run_train(argv: Sequence[str]) -> int:
 
 def list_plugins() -> int:
     """``moco-plugins plugins``: who is there, from where, and what each provides."""
+    from .bench.dictionaries import register_dictionaries
+
+    register_dictionaries()
     provided: dict[str, dict[str, list[str]]] = {}
     tables: dict[str, dict[str, tuple[str, Any]]] = {
         "methods": plugins.methods(),

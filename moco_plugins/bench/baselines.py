@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .data import Data
 from .loader import as_batch
-from .run import build_seeded_backbone, evaluate, score
-from .settings import Data, Settings
+from .recipe import build_seeded_backbone
+from .scores import evaluate, score
+from .settings import Settings
 
 RAW, UNTRAINED = "raw-pixels", "untrained"
 #: Raw pixels of large images are scaled down to this side: distances between pixels gain nothing from more.
@@ -23,8 +25,8 @@ def baselines(settings: Settings, data: Data, seed: int, raw: bool) -> list[dict
         train, test = (_pixels(part, data) for part in (data.train, data.test))
         found.append({"method": RAW, "label": RAW, "seed": seed, **score(train, test, settings, data, seed)})
     backbone, _ = build_seeded_backbone(settings, data, seed)
-    found.append({"method": UNTRAINED, "label": UNTRAINED, "seed": seed, **evaluate(backbone, settings, data, seed)})
-    return found
+    scores, _ = evaluate(backbone, settings, data, seed, settings.methods[0])
+    return [*found, {"method": UNTRAINED, "label": UNTRAINED, "seed": seed, **scores}]
 
 
 def _pixels(images: Any, data: Data) -> tuple[Tensor, Tensor]:

@@ -21,11 +21,11 @@ class PassCounter:
     method's, rests while it counts.
     """
 
-    def __init__(self, method: nn.Module, backbone: nn.Module) -> None:
+    def __init__(self, method: Any, backbone: nn.Module) -> None:
         self.forward = self.backward = 0
         kind = _fingerprint(backbone)
-        self._method: Any = method
-        self._probe = getattr(method, "drift_probe", None)
+        self._method = method
+        self._probe: Any = getattr(method, "drift_probe", None)
         if self._probe is not None:
             self._method.drift_probe = None
         self._handles: list[RemovableHandle] = [

@@ -8,17 +8,20 @@ import sys
 import time
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from .. import distributed
-from .baselines import RAW, baselines
+from .ablations import ABLATIONS
+from .baselines import RAW, UNTRAINED, baselines
+from .data import Data, SettingsError, load_data
+from .dictionaries import register_dictionaries
 from .pictures import VIEWS, draw_views
+from .plan import RunPlan, plan
 from .progress import Progress
+from .recipe import build_seeded_backbone, build_views
 from .results import Results
-from .run import build_seeded_backbone, build_views, carry_out
-from .settings import Settings, complete, load_data, plan
+from .run import carry_out, first_process
+from .settings import Settings, complete
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
 _VERSIONS = ("moco-plugins", "torch", "torchvision", "lightly", "pytorch-lightning", "mmengine", "timm", "scikit-learn")
@@ -39,45 +42,66 @@ def need_bench_extra() -> None:
         raise MissingExtraError(f'the harness needs {", ".join(missing)}: pip install "moco-plugins[bench]"')
 
 
-def bench(settings: Settings, out: Path, progress: Progress, command: str = "") -> Results:
+def bench(settings: Settings, out: Path, progress: Progress, command: str = "", metric: str | None = None) -> Results:
     """Carry out a comparison into the folder ``out`` and return its results.
+
+    Args:
+        settings: what is compared.
+        out: the folder; results that are there are continued.
+        progress: told what happens.
+        command: the command line, for the report.
+        metric: what the user wants to sort by, if anything.
 
     Raises:
         KeyboardInterrupt: stopped by the user; finished runs are in ``out``, and the same call continues.
         Others before anything runs: settings, names or data that do not work.
     """
     need_bench_extra()
-    data = load_data(settings)
+    register_dictionaries()
+    data = load_data(settings.data, settings.data_root, settings.image_size, settings.knn_k)
+    if metric is not None and not data.labelled:
+        raise SettingsError(f"--metric {metric}: {data.notes[0]} Leave out --metric")
     settings = complete(settings, data)
     build_seeded_backbone(settings, data, 0)  # an unknown one, or one for larger images, is said before anything runs
-    build_views(settings)
+    for method in settings.methods:
+        build_views(settings, method)
     results = Results(out, settings)
     runs = plan(settings)
     todo = [run for run in runs if results.find(run, settings.engine) is None]
-    if distributed.rank() == 0:
-        _describe(results, settings, data, command)
-        if len(todo) < len(runs):
-            progress.say(f"{len(runs) - len(todo)} of {len(runs)} runs are in {out} already; continuing with the rest")
-        _baselines(results, settings, data)
-        if not (out / "figures" / VIEWS).exists():
-            draw_views(settings, data, out / "figures")
+    if first_process():
+        _prepare(results, settings, data, command, progress, f"{len(runs) - len(todo)} of {len(runs)}")
     for run in todo:
-        record = carry_out(run, settings, data, out, progress)
-        if distributed.rank() == 0:
-            results.put(record)
+        _one(run, results, settings, data, progress)
     return results
 
 
-def _baselines(results: Results, settings: Settings, data: Any) -> None:
+def _prepare(results: Results, settings: Settings, data: Data, command: str, progress: Progress, finished: str) -> None:
+    _describe(results, settings, data, command)
+    for note in data.notes:
+        progress.say(note)
+    if not finished.startswith("0 "):
+        progress.say(f"{finished} runs are in {results.folder} already")
+    _baselines(results, settings, data)
+    if not (results.folder / "figures" / VIEWS).exists():
+        draw_views(settings, data, results.folder / "figures")
+
+
+def _one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:
+    record = carry_out(run, settings, data, results.folder, progress)
+    if first_process():
+        results.put(record)
+
+
+def _baselines(results: Results, settings: Settings, data: Data) -> None:
     have = {(record["method"], record["seed"]) for record in results.content["baselines"]}
     for seed in range(settings.seeds):
-        if ("untrained", seed) not in have:
+        if (UNTRAINED, seed) not in have:
             raw = not any(name == RAW for name, _ in have) and seed == 0
             results.content["baselines"] += baselines(settings, data, seed, raw)
             results.save()
 
 
-def _describe(results: Results, settings: Settings, data: Any, command: str) -> None:
+def _describe(results: Results, settings: Settings, data: Data, command: str) -> None:
     content = results.content
     content["data"] = {
         "name": data.name,
@@ -85,11 +109,17 @@ def _describe(results: Results, settings: Settings, data: Any, command: str) -> 
         "test_images": len(data.test),
         "channels": data.channels,
         "image_size": data.image_size,
-        "classes": list(getattr(data.train, "classes", ())),
+        "classes": data.classes,
         "labelled": data.labelled,
         "mean": data.mean,
         "std": data.std,
+        "notes": data.notes,
     }
+    if settings.ablation is not None:
+        content["ablation"] = {"name": settings.ablation, "question": ABLATIONS[settings.ablation].question}
+        content["ablation"]["option"] = ABLATIONS[settings.ablation].option
+    elif settings.sweep:
+        content["ablation"] = {"name": "sweep", "question": "", "option": next(iter(settings.sweep))}
     commands = content.setdefault("commands", [])
     if command and command not in commands:
         commands.append(command)

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import style
+from .data import Data
 from .loader import Place, ViewPairs, as_batch, key
-from .run import build_views
-from .settings import Data, Settings
+from .recipe import build_views
+from .settings import Settings
 
 VIEWS, NEIGHBOURS, PROJECTION = "views.png", "neighbours-{}.png", "projection-{}.png"
 _GAP = 2  # white pixels between tiles
@@ -22,24 +23,37 @@ _GAP = 2  # white pixels between tiles
 def draw_views(settings: Settings, data: Data, folder: Path, count: int = 10) -> Path:
     """Some images of the training set, and the two views of each: rows original, query view, key view."""
     chosen = torch.linspace(0, len(data.train) - 1, count).long().tolist()
-    views = ViewPairs(data.train, build_views(settings), lambda batch: batch, key(0, "data"))
+    views = ViewPairs(data.train, build_views(settings, settings.methods[0]), lambda batch: batch, key(0, "data"))
     (first, second), _, _ = views.__getitems__(Place(chosen, 0, 0, 0))
     originals, _ = as_batch(data.train, chosen, first.shape[-1])
     return save_grid([originals, first, second], folder / VIEWS, ["image", "query view", "key view"])
+
+
+def draw_features(
+    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], data: Data, label: str, folder: Path
+) -> None:
+    """The pictures of one method's features: nearest neighbours and a map."""
+    draw_neighbours(train, test, data, label, folder)
+    draw_projection(test, data.classes, label, folder)
 
 
 def draw_neighbours(
     train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], data: Data, label: str, folder: Path, count: int = 8
 ) -> Path:
     """Some test images (left) and their nearest training images by the features; a frame where the class is wrong."""
-    chosen = torch.linspace(0, len(test[0]) - 1, count).long()
+    chosen = torch.linspace(0, len(test[0]) - 1, min(count, len(test[0]))).long()
     cosine = F.normalize(test[0][chosen], dim=1) @ F.normalize(train[0], dim=1).T
-    nearest = cosine.topk(min(6, len(train[0])), dim=1).indices
+    nearest = cosine.topk(min(4, len(train[0])), dim=1).indices
     size = min(data.image_size, 96)
     queries, _ = as_batch(data.test, chosen.tolist(), size)
     columns = [queries, *(as_batch(data.train, column.tolist(), size)[0] for column in nearest.T)]
-    wrong = [[False] * count, *((train[1][column] != test[1][chosen]).tolist() for column in nearest.T)]
-    return save_grid(columns, folder / NEIGHBOURS.format(_safe(label)), ["test image", *["nearest"] * 1], wrong)
+    wrong = [[False] * len(chosen), *((train[1][column] != test[1][chosen]).tolist() for column in nearest.T)]
+    return save_grid(
+        columns,
+        folder / NEIGHBOURS.format(_safe(label)),
+        ["test image", "nearest", *[""] * (nearest.shape[1] - 1)],
+        wrong,
+    )
 
 
 def save_grid(

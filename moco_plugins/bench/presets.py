@@ -28,8 +28,8 @@ class Preset:
 _SMALL = Preset(
     backbone="convnet",
     views="affine",
-    epochs=30,
-    batch_size=128,
+    epochs=25,
+    batch_size=64,
     options={"queue_size": 1024, "momentum": 0.99, "temperature": 0.2, "projection_dim": 64, "hidden_dim": 512},
 )
 _MEDIUM = Preset(
@@ -48,6 +48,10 @@ _LARGE = Preset(
     learning_rate=1e-3,
     options={"queue_size": 16384, "projection_dim": 128},
 )
+
+
+#: With ``--views own``: the views of each method's paper, as far as the core has them; all others get v2.
+OWN_VIEWS = {"moco-v1": "v1", "moco-v3": "v3", "byol": "v3", "barlow-twins": "v3", "vicreg": "v3", "dino": "v3"}
 
 
 def preset_for(channels: int, image_size: int) -> Preset:

@@ -17,7 +17,7 @@ from .table import Row, number, percent, rows
 _STYLE = (Path(__file__).parent / "report.css").read_text
 
 
-def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1") -> Path:
+def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1", reference: str | None = None) -> Path:
     """Write ``report.html`` and the figures into ``out``, from one folder of results or from several merged.
 
     Raises:

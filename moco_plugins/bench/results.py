@@ -10,7 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .settings import RunPlan, Settings, SettingsError
+from .data import SettingsError
+from .plan import RunPlan
+from .settings import Settings
 
 FILE = "results.json"
 _COLUMNS = (

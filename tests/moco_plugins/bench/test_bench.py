@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from moco_plugins import hookimpl, plugins
-from moco_plugins.bench import main, run
+from moco_plugins.bench import main, watch
+from moco_plugins.bench.data import SettingsError
 from moco_plugins.bench.main import bench
 from moco_plugins.bench.progress import Quiet
 from moco_plugins.bench.report import write_report
 from moco_plugins.bench.results import Results
-from moco_plugins.bench.settings import Settings, SettingsError
+from moco_plugins.bench.settings import Settings
 from moco_plugins.bench.table import text_table
 from moco_plugins.datasets import DATASETS
 
@@ -243,7 +244,7 @@ def test_without_labels_accuracy_is_left_out(tmp_path: Path) -> None:
 
 
 def test_looking_at_a_run_does_not_change_it(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run.Watch, "look", lambda self: {"loss": torch.rand(3).sum().item()})
+    monkeypatch.setattr(watch.Watch, "look", lambda self: {"loss": torch.rand(3).sum().item()})
     assert bench(small(), tmp_path / "b", Quiet()).runs[0]["losses"] == Results(finished).runs[0]["losses"]
 
 

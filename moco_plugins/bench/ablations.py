@@ -1,0 +1,60 @@
+"""Ablations that come with the harness: what the MoCo paper claims, one command each (``--ablation NAME``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Variation:
+    """One line of an ablation: how it is called, the method, its options."""
+
+    label: str
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """A question, and the runs that answer it."""
+
+    question: str
+    variations: Sequence[Variation]
+    #: The option that changes, where the answer is a curve.
+    option: str | None = None
+
+
+def _sweep(question: str, option: str, values: Sequence[Any], method: str = "moco-v2") -> Ablation:
+    return Ablation(question, [Variation(f"{method} {option}={v}", method, {option: v}) for v in values], option)
+
+
+ABLATIONS: dict[str, Ablation] = {
+    "momentum": _sweep(
+        "How slowly must the key encoder move? (table of section 4.1: without momentum the training fails)",
+        "momentum",
+        (0.0, 0.9, 0.99, 0.996, 0.999),
+    ),
+    "queue": _sweep(
+        "What does a larger dictionary bring? (figure 3: accuracy against the number of negatives)",
+        "queue_size",
+        (64, 256, 1024, 4096),
+    ),
+    "mechanisms": Ablation(
+        "Which dictionary? (figure 2: end-to-end, memory bank, MoCo; same head, loss, temperature)",
+        [
+            Variation("end-to-end", "end-to-end"),
+            Variation("memory-bank", "memory-bank"),
+            Variation("moco-v2", "moco-v2"),
+        ],
+    ),
+    "negatives": Ablation(
+        "Negatives from the queue, from the batch, or both?",
+        [
+            Variation("queue only", "moco-v2", {"in_batch_negatives": False}),
+            Variation("batch only", "moco-v2", {"in_batch_negatives": True, "queue_size": 0}),
+            Variation("queue and batch", "moco-v2", {"in_batch_negatives": True}),
+        ],
+    ),
+}

@@ -1,0 +1,100 @@
+"""The data set of a comparison, loaded, with what the harness must know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import plugins
+from ..datasets import ImageArray
+from .loader import as_float
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be carried out; the message names the option, its value and the cure."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A loaded data set.
+
+    ``labelled``: accuracy can be measured, that is, all images have labels and there are two classes or more.
+    ``notes``: what the reader of the results must know of it.
+    """
+
+    name: str
+    train: Any
+    test: Any
+    channels: int
+    image_size: int
+    labelled: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes, where the set tells them."""
+        return list(getattr(self.train, "classes", ()))
+
+
+def load_data(name: str, root: str | None, image_size: int | None, knn_k: int) -> Data:
+    """Load a data set by name, or a folder of images.
+
+    Raises:
+        UnknownNameError, DataNotFoundError: there is none.
+        SettingsError: it is too small to train and test on.
+    """
+    given, path = name, Path(name).expanduser()
+    if name not in plugins.datasets() and path.exists():
+        name, root = "imagefolder", given
+    train, test = plugins.dataset_factory(name)(root)
+    if len(train) < 10 or len(test) < 2:
+        raise SettingsError(f"data={given!r} has {len(train)} training and {len(test)} test images: too few")
+    channels, height = as_float(train[0][0]).shape[:2]
+    mean, std = _statistics(train, channels)
+    labelled, notes = _labels(train, test)
+    if labelled and knn_k > len(train):
+        notes.append(
+            f"kNN asks for k = {knn_k} neighbours and there are {len(train)} training images: all of them vote."
+        )
+    if labelled and len(test) < knn_k:
+        notes.append(
+            f"There are only {len(test)} test images: accuracy moves in steps of {100 / len(test):.1f} points."
+        )
+    size = image_size or int(getattr(train, "image_size", height))
+    shown = path.resolve().name if name == "imagefolder" and given == root else given
+    return Data(shown, train, test, channels, size, labelled, mean, std, tuple(notes))
+
+
+def _labels(train: Any, test: Any) -> tuple[bool, list[str]]:
+    parts = [part_labels(part) for part in (train, test)]
+    if any(int(labels.min()) < 0 for labels in parts):
+        return False, ["The images have no labels: accuracy is left out."]
+    if len(torch.unique(parts[0])) < 2:
+        return False, ["All training images are of one class: accuracy is left out."]
+    return True, []
+
+
+def part_labels(images: Any) -> Tensor:
+    """The labels of a data set, -1 where there is none; images are only opened where it does not hold its labels."""
+    if hasattr(images, "labels"):
+        labels = images.labels
+        return torch.full((len(images),), -1) if labels is None else torch.as_tensor(labels).long()
+    return torch.tensor([int(images[index][1]) for index in range(len(images))])
+
+
+def _statistics(train: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation per channel: of the images where they are in memory, else ImageNet's."""
+    if isinstance(train, ImageArray):
+        some = train.images[:10_000].float() / 255
+        means, stds = some.mean((0, 2, 3)), some.std((0, 2, 3)).clamp_min(1e-3)
+        return tuple(round(float(m), 4) for m in means), tuple(round(float(s), 4) for s in stds)
+    from ..views import IMAGENET_MEAN, IMAGENET_STD
+
+    return (IMAGENET_MEAN, IMAGENET_STD) if channels == 3 else ((0.5,) * channels, (0.25,) * channels)
