@@ -27,6 +27,7 @@ class OnlineLinearProbe(nn.Module):
     velocity: Tensor
     mean: Tensor
     variance: Tensor
+    steps: Tensor
 
     def __init__(self, feature_dim: int, num_classes: int, lr: float = 0.1) -> None:
         super().__init__()
@@ -36,6 +37,7 @@ class OnlineLinearProbe(nn.Module):
         self.register_buffer("velocity", torch.zeros(num_classes, feature_dim + 1))
         self.register_buffer("mean", torch.zeros(feature_dim))
         self.register_buffer("variance", torch.ones(feature_dim))
+        self.register_buffer("steps", torch.zeros(()))
 
     @torch.no_grad()
     def forward(self, features: Tensor) -> Tensor:
@@ -48,9 +50,10 @@ class OnlineLinearProbe(nn.Module):
         """Take a step; return loss and accuracy on the batch as it was before, both 0-dim."""
         with torch.autocast(features.device.type, enabled=False):
             features = features.detach().to(self.mean.dtype)
+            weight = (1 / self.steps.add_(1)).clamp_min(0.1)  # at first the mean of all batches
             batch_mean = _mean_of_ranks(features.mean(0))
-            self.mean.lerp_(batch_mean, 0.1)
-            self.variance.lerp_(_mean_of_ranks((features - batch_mean).square().mean(0)), 0.1)
+            self.mean.lerp_(batch_mean, weight)
+            self.variance.lerp_(_mean_of_ranks((features - batch_mean).square().mean(0)), weight)
             logits = self(features)
             error = logits.softmax(1) - F.one_hot(targets, self.num_classes)  # N x C
             standard = (features - self.mean) * (self.variance + 1e-5).rsqrt()

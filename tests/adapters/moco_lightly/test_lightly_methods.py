@@ -38,7 +38,11 @@ NAMES = list(OPTIONS)
 
 def backbone(batch_norm: bool = True) -> nn.Module:
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(48, 24), nn.BatchNorm1d(24) if batch_norm else nn.Identity(), nn.ReLU(), nn.Linear(24, 16)
+        nn.Flatten(),
+        nn.Linear(48, 24),
+        nn.BatchNorm1d(24) if batch_norm else nn.Identity(),
+        nn.ReLU(),
+        nn.Linear(24, 16),
     )
 
 
@@ -63,7 +67,10 @@ class Plain:
         parts = method.encoder, getattr(method, "predictor", None), getattr(method, "prototypes", None)
         self.encoder, self.predictor, self.prototypes = (copy_of(p) for p in parts)
         self.teacher = copy_of(self.encoder)
-        self.cosine, self.ntxent = losses.NegativeCosineSimilarity(), losses.NTXentLoss(0.1 if name == "simclr" else 0.5)
+        self.cosine, self.ntxent = (
+            losses.NegativeCosineSimilarity(),
+            losses.NTXentLoss(0.1 if name == "simclr" else 0.5),
+        )
         self.dino = losses.DINOLoss(DIM).double()
         if name == "nnclr":
             self.bank = NNMemoryBankModule((32, DIM)).double()

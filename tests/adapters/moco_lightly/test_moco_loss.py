@@ -237,7 +237,9 @@ def test_resume_is_bit_identical():
     o2.load_state_dict(saved["o"])
     losses += run(second, e2, o2, batches[10:])
     assert losses == whole
-    assert all(torch.equal(a, b) for a, b in zip(criterion.state_dict().values(), second.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(criterion.state_dict().values(), second.state_dict().values(), strict=True)
+    )
 
 
 def test_a_queue_of_another_size():
