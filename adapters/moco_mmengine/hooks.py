@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from typing import Any
 
 import numpy as np
 import torch
+from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
@@ -37,13 +39,20 @@ class MethodHook(Hook):
         if isinstance(model, MethodModel) and model.method.total_steps is None:
             counts = getattr(runner.optim_wrapper, "_accumulative_counts", 1)
             model.method.total_steps = math.ceil(runner.max_iters / counts)
+        if getattr(runner.train_dataloader, "persistent_workers", False):
+            runner.logger.warning(
+                "persistent_workers=True: if this run is interrupted and resumed, its views will not be those of a whole run"
+            )
         iterator = getattr(runner.train_loop, "dataloader_iterator", None)
         if iterator is not None:
             runner.train_loop.dataloader_iterator = _SeededBatches(iterator, runner.seed)
 
     def before_train_epoch(self, runner: Any) -> None:
-        """Seed the epoch."""
+        """Seed the epoch, in worker processes too: MMEngine would give them the same random numbers every epoch."""
         seed_everything(runner.seed, "epoch", runner.epoch)
+        loader = runner.train_dataloader
+        if getattr(loader.worker_init_fn, "func", None) in (worker_init_fn, _seed_worker):
+            loader.worker_init_fn = functools.partial(_seed_worker, (runner.seed, "epoch", runner.epoch, get_rank()))
 
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the step of an iteration-based loop; epochs are resumed at their start only."""
@@ -66,6 +75,10 @@ class MethodHook(Hook):
         for name in checkpoint["state_dict"]:
             if name not in weights:
                 checkpoint["state_dict"][name] = averaged[f"module.{name}"]
+
+
+def _seed_worker(parts: tuple[Any, ...], worker: int) -> None:
+    seed_everything(*parts, worker)
 
 
 class _SeededBatches:

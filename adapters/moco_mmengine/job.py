@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from pathlib import Path
 from typing import Any
 
 import torch
+from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
-from mmengine.model import is_model_wrapper
+from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.runner import Runner
 from torch import nn
 
 from moco_plugins.engine import TrainingJob, TrainingOutcome
 
+from .launch import join_processes
 from .models import MethodModel
 from .precision import AutocastOptimWrapper
 
 
 def run_job(job: TrainingJob) -> TrainingOutcome:
     """Train ``job.method`` in place, epoch by epoch, with a checkpoint after each."""
-    if job.devices * job.num_nodes > 1:
-        raise ValueError(
-            f"devices={job.devices}, num_nodes={job.num_nodes}: MMEngine does not start processes by itself. Use "
-            "--engine lightning, or moco-plugins train CONFIG --launcher pytorch under torchrun"
-        )
     options = dict(job.options)
     device = _device(job.device)
+    launcher = join_processes(job.devices, job.num_nodes, device)
+    if launcher != "none":
+        if not hasattr(getattr(job.loader, "batch_sampler", None), "set_epoch"):
+            raise ValueError("loader gives every process all images; its batch_sampler must share them out (set_epoch)")
+        device = torch.device(device.type, int(os.environ["LOCAL_RANK"])) if device.type == "cuda" else device
     job.method.to(device)
     optimizer = job.make_optimizer(job.method)
     counts = int(options.pop("accumulative_counts", 1))
@@ -48,6 +51,7 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
                 "checkpoint": {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1},
             },
             "custom_hooks": [hook],
+            "launcher": launcher,
             "resume": job.resume and (job.folder / "last_checkpoint").exists(),
             "randomness": {"seed": job.seed},
             # Runners find their logger and message hub by this name.
@@ -102,9 +106,11 @@ class _JobRunner(Runner):
 
     def wrap_model(self, model_wrapper_cfg: Any, model: nn.Module) -> nn.Module:
         """Put the model on the job's device."""
-        if is_model_wrapper(model):
-            return super().wrap_model(model_wrapper_cfg, model)
-        return model.to(self.device)
+        model = model.to(self.device)
+        if not self.distributed:
+            return model
+        ids = [self.device.index] if self.device.type == "cuda" else None
+        return MMDistributedDataParallel(model, device_ids=ids, broadcast_buffers=False)
 
 
 class _JobHook(Hook):
@@ -142,11 +148,13 @@ class _JobHook(Hook):
         self.losses.append(float(outputs["loss"].detach()))
         if self.steps > self.reported:
             self.reported, losses, self.losses = self.steps, self.losses, []
-            self.job.on_step(self.steps, sum(losses) / len(losses))
+            if is_main_process():
+                self.job.on_step(self.steps, sum(losses) / len(losses))
 
     def after_train_epoch(self, runner: Any) -> None:
         """Report the epoch."""
-        self.job.on_epoch(runner.epoch + 1)
+        if is_main_process():
+            self.job.on_epoch(runner.epoch + 1)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add the schedule and the counter."""

@@ -107,7 +107,9 @@ def compare_losses(steps: int = 20) -> float:
             losses.append(float(loss))
         worst = max(worst, abs(losses[0] - losses[1]))
     queues = (theirs.queue.T - ours.method.queue.keys).abs().max()
-    print(f"2. {steps} steps: last losses {losses[0]:.6f} (mmpretrain) and {losses[1]:.6f}; largest difference {worst:.1e}, ")
+    print(
+        f"2. {steps} steps: last losses {losses[0]:.6f} (mmpretrain) and {losses[1]:.6f}; largest difference {worst:.1e}, "
+    )
     print(f"   of the queues {queues:.1e}")
     return worst
 

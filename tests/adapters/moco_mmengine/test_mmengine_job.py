@@ -125,7 +125,7 @@ def test_bfloat16_trains_on_the_cpu(tmp_path):
 
 
 def test_what_the_engine_cannot_do_is_said(tmp_path):
-    with pytest.raises(ValueError, match=r"devices=2.*torchrun"):
-        train("mmengine", tmp_path, method(), devices=2)
+    with pytest.raises(ValueError, match=r"num_nodes=2.*torchrun --nnodes=2"):
+        train("mmengine", tmp_path, method(), num_nodes=2)
     with pytest.raises(ValueError, match="precision='16-mixed' on cpu"):
         train("mmengine", tmp_path, method(), precision="16-mixed")

@@ -3,6 +3,7 @@
 import argparse
 import pickle
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -80,6 +81,25 @@ def smooth_backbone():
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 24))
 
 
+@TRANSFORMS.register_module()
+class Chance:
+    """Two views of nothing but chance."""
+
+    def __call__(self, sample):
+        return {"inputs": [torch.rand(1, 8, 8), torch.rand(1, 8, 8)]}
+
+
+@HOOKS.register_module()
+class Remember(Hook):
+    """The first number of each batch, by epoch."""
+
+    seen: ClassVar = {}
+
+    def before_train_iter(self, runner, batch_idx, data_batch=None):
+        first = float(data_batch["inputs"][0][0].flatten()[0])
+        self.seen.setdefault(runner.experiment_name.split("_2")[0], {}).setdefault(runner.epoch, []).append(first)
+
+
 @pytest.fixture
 def train(tmp_path):
     def run(name, *options, config=CONFIG):
@@ -154,6 +174,20 @@ def test_a_resumed_iteration_loop_is_bit_identical(train):
         train("cut", config=CONFIG + ITERATIONS + "custom_hooks = [dict(type='StopAfter', iteration=6)]\n")
     cut = train("cut", "--resume", str(whole.parent / "cut" / "iter_4.pth"), config=CONFIG + ITERATIONS)
     assert not equal(weights(whole, "iter_8.pth"), weights(cut, "iter_8.pth"))
+
+
+def test_workers_draw_anew_each_epoch_and_the_same_after_a_resume(train):
+    config = CONFIG.replace("dict(type='moco_plugins.TwoViews', variant='v2', image_size=8)", "dict(type='Chance')")
+    config += "train_dataloader['num_workers'] = 1\ncustom_hooks = [dict(type='Remember')]\n"
+    Remember.seen.clear()
+    train("whole", "--no-validate", config=config)
+    stop = "custom_hooks = [dict(type='Remember'), dict(type='StopAfter', epoch=2)]\n"
+    with pytest.raises(KeyboardInterrupt):
+        train("cut", "--no-validate", config=config + stop)
+    train("cut", "--no-validate", "--resume", config=config)
+    whole, cut = Remember.seen["whole"], Remember.seen["cut"]
+    assert whole == cut
+    assert len({number for numbers in whole.values() for number in numbers}) == 12
 
 
 def test_beside_emahook_the_trained_model_is_the_same_and_its_queue_is_kept(train):
@@ -259,3 +293,19 @@ def test_wrong_command_lines(train, tmp_path):
         train("a", "--auto-scale-lr")
     with pytest.raises(RuntimeError, match=r"RANK.*not set.*torchrun"):
         train("a", "--launcher", "pytorch")
+
+
+def test_anybodys_runner_resumes_too(tmp_path):
+    """Without our command or hook: a plain Runner of a config that names moco_plugins."""
+    from mmengine.config import Config
+    from mmengine.runner import Runner
+
+    (tmp_path / "own.py").write_text(CONFIG)
+    cfg = Config.fromfile(tmp_path / "own.py")
+    cfg.merge_from_dict({"work_dir": str(tmp_path / "work"), "train_cfg.max_epochs": 1})
+    Runner.from_cfg(cfg).train()
+    cfg.merge_from_dict({"resume": True, "train_cfg.max_epochs": 2, "experiment_name": "again"})
+    runner = Runner.from_cfg(cfg)
+    runner.train()
+    assert runner.model.method.steps == 8
+    assert runner.model.method.total_steps == 8
