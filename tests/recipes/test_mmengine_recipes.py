@@ -1,5 +1,6 @@
 """Every MMEngine recipe is built as it is written, and makes two steps on a few small images."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -72,3 +73,11 @@ def test_two_steps(name, images, tmp_path):
     state = torch.load(tmp_path / "work" / "epoch_1.pth", weights_only=False)["state_dict"]
     assert int(state["method.steps"]) == 2
     assert all(torch.isfinite(value).all() for value in state.values() if value.is_floating_point())
+
+
+def test_the_readme_lists_them_and_its_python_is_config():
+    text = (RECIPES / "README.md").read_text()
+    assert sorted(set(re.findall(r"(mocov\w+[\w-]*)\.py`", text))) == sorted(NAMES)
+    for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        if "mmpretrain::" not in snippet:
+            assert Config.fromstring(snippet, ".py").model.type == "moco_plugins.MoCo"
