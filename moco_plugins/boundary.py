@@ -32,13 +32,14 @@ class StepBoundary:
         self.steps = 0  # a host number, so that schedules need no look at the device
         self._staged: list[_Staged] = []
         self._moved: set[str] = set()
-        self._anchor = 0
+        self._anchor: nn.Parameter | None = None
+        self.passes = 0  # forward passes since the last step, alike on all ranks whatever is let go
         self.foreign_steps = 0
 
     @property
-    def staged(self) -> int:
-        """Forward passes since the last step."""
-        return len(self._staged)
+    def staged(self) -> bool:
+        """Whether keys wait for a step."""
+        return bool(self._staged)
 
     @property
     def open(self) -> bool:
@@ -56,16 +57,21 @@ class StepBoundary:
         # Cloned: a compiled encoder may use the memory again before the step.
         item = _Staged(tuple(key.detach().clone() for key in keys))
         self._staged.append(item)
+        self.passes += 1
         while len(self._staged) > 1 and sum(len(kept.keys[0]) for kept in self._staged[1:]) >= limit:
             del self._staged[0]
         loss.register_hook(lambda grad: setattr(item, "state", _IN_BACKWARD))
-        if anchor is not None and id(anchor) != self._anchor:
-            self._anchor = id(anchor)
-            anchor.register_hook(lambda grad: self._backward_reaches(anchor))
+        if anchor is not None and anchor is not self._anchor:
+            self._anchor = anchor
+            anchor.register_hook(self._backward_reaches)
 
-    def _backward_reaches(self, anchor: nn.Parameter) -> None:
-        if anchor.grad is None:  # a new accumulation begins: what was accumulated before has come to nothing
+    def forget_discarded(self) -> None:
+        """Let go of keys whose gradient has been thrown away."""
+        if self._anchor is not None and self._anchor.grad is None:
             self._staged = [item for item in self._staged if item.state != _BACKWARD_DONE]
+
+    def _backward_reaches(self, grad: Tensor) -> None:
+        self.forget_discarded()  # where a new accumulation begins
         for item in self._staged:
             if item.state == _IN_BACKWARD:
                 item.state = _BACKWARD_DONE
@@ -74,7 +80,7 @@ class StepBoundary:
         """Count a step and hand out the staged keys, a tuple a forward pass; empty if this step was counted before."""
         staged, self._staged = self._staged, []
         self.steps += bool(staged)
-        self.foreign_steps = 0
+        self.passes = self.foreign_steps = 0
         return [item.keys for item in staged]
 
     def due(self, pairs: list[Pair], owned: set[int] | None) -> list[Pair]:
@@ -92,8 +98,8 @@ class StepBoundary:
 
     def __getstate__(self) -> dict[str, Any]:
         # What is staged belongs to the original: its gradients do not travel with a copy, nor does the anchor's hook.
-        return {**self.__dict__, "_staged": [], "_moved": set(), "_anchor": 0}
+        return {**self.__dict__, "_staged": [], "_moved": set(), "_anchor": None, "passes": 0}
 
     def reset(self, steps: int) -> None:
         """Start over at a step: nothing staged."""
-        self.steps, self._staged, self._moved = steps, [], set()
+        self.steps, self.passes, self._staged, self._moved = steps, 0, [], set()

@@ -16,6 +16,13 @@ def check_settings(settings: Variant, backbone: object, bn_buffers: str, **whole
     """Check MoCo's arguments; ``whole`` are further whole numbers, of at least 1 (drift_probe: 0)."""
     if not isinstance(backbone, nn.Module):
         raise TypeError(f"backbone={backbone!r} is a {type(backbone).__name__}; it must be a torch.nn.Module")
+    tensors = (*backbone.named_parameters(), *backbone.named_buffers())
+    lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
+    if lazy:
+        raise ValueError(
+            f"backbone has parameters without a shape yet, such as {lazy[0]} (lazy modules); run one batch of images "
+            "through it first"
+        )
     least = {"queue_size": 0, "drift_probe": 0}
     whole = {
         **whole,

@@ -194,7 +194,7 @@ class MoCo(nn.Module):
         if not (self.training and self.settings.shuffle_bn):
             return unit_rows(self.key_encoder(images))
         # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
-        seed = (self.steps * 4096 + self.boundary.staged) * 2 + half
+        seed = (self.steps * 4096 + self.boundary.passes) * 2 + half
         return unit_rows(batchnorm.encode_apart(self.key_encoder, images, self.bn_splits, seed))
 
     def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor) -> Tensor:
@@ -215,7 +215,9 @@ class MoCo(nn.Module):
             return
         owned = follow.parameter_ids(optimizer)
         if any(id(p) in owned for p in self.query_encoder.parameters()):
-            stepping.commit(self, owned)
+            self.boundary.forget_discarded()
+            if self.boundary.open:
+                stepping.commit(self, owned)
         elif self.boundary.staged:
             stepping.report_foreign(self, optimizer)
 

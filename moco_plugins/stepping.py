@@ -31,7 +31,17 @@ def prepare(moco: MoCo, batch: int) -> None:
         problem = batchnorm.shuffles(moco.key_encoder, moco.bn_splits, batch)
         if problem:
             distributed.warn_once_on_first_rank(problem)
+    _check_precision(moco)
     moco.prepared = True
+
+
+def _check_precision(moco: MoCo) -> None:
+    kind = next(p.dtype for p in moco.key_encoder.projector.parameters())
+    if moco.momentum < 1 and 1 - moco.momentum < 16 * torch.finfo(kind).eps:
+        distributed.warn_once_on_first_rank(
+            f"the encoders are in {kind}, too coarse for momentum={moco.momentum}: steps of {1 - moco.momentum:.2g} of the "
+            "way are rounded off, and the key encoder stands still. Keep the weights in float32 and use torch.autocast"
+        )
 
 
 @eager

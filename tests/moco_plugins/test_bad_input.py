@@ -67,6 +67,11 @@ def test_backbone_that_is_no_module(backbone: object) -> None:
         build(backbone=backbone)
 
 
+def test_backbone_whose_parameters_have_no_shape_yet() -> None:
+    with pytest.raises(ValueError, match=r"backbone.*1\.weight.*one batch"):
+        build(backbone=nn.Sequential(nn.Flatten(), nn.LazyLinear(16)))
+
+
 @pytest.mark.parametrize(
     ("option", "message"),
     [

@@ -230,11 +230,11 @@ def test_ranks_exchange_images_so_that_statistics_mix(two_ranks: Ranks) -> None:
     assert torch.allclose((shuffled[0]["mean"] + shuffled[1]["mean"]) / 2, both, atol=1e-4)  # each image went once
 
 
-def on_rank_order(sizes: list[int], variant: str, parts: int) -> dict[str, Any]:
+def on_rank_order(sizes: list[int], variant: str, parts: int, queue_size: int) -> dict[str, Any]:
     """A key encoder in which BatchNorm is there and does nothing: only the order of the keys can be wrong."""
     torch.manual_seed(0)
     backbone = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.BatchNorm1d(16))
-    moco = make(backbone, shuffle_bn=True, momentum=1.0, variant=variant, queue_size=256)
+    moco = make(backbone, shuffle_bn=True, momentum=1.0, variant=variant, queue_size=queue_size)
     moco.key_encoder.backbone[2].eval()
     moco.key_encoder.backbone[2].train = lambda mode=True: moco.key_encoder.backbone[2]
     model = DistributedDataParallel(moco)
@@ -251,14 +251,31 @@ def on_rank_order(sizes: list[int], variant: str, parts: int) -> dict[str, Any]:
         with torch.no_grad():
             halves = everyone if variant == "v2+" else everyone[1:]
             wanted += [F.normalize(moco.key_encoder(half), dim=1) for half in halves]
-    return {"keys": moco.queue.ordered(), "wanted": torch.cat(wanted)}
+    return {"keys": moco.queue.ordered(), "wanted": torch.cat(wanted)[-queue_size:]}
 
 
 @pytest.mark.parametrize("variant", ["v2", "v2+"])
-@pytest.mark.parametrize(("sizes", "parts"), [([8, 8], 1), ([9, 5], 1), ([8, 8], 2)], ids=str)
-def test_keys_come_back_to_their_queries_in_order(two_ranks: Ranks, sizes: list[int], parts: int, variant: str) -> None:
-    for result in two_ranks.run(on_rank_order, sizes, variant, parts):
+@pytest.mark.parametrize(
+    ("sizes", "parts", "queue_size"),
+    [
+        ([8, 8], 1, 256),
+        ([9, 5], 1, 256),
+        ([8, 8], 2, 256),
+        ([20, 9], 4, 7),  # more is accumulated than the queue holds, on one rank only
+    ],
+    ids=str,
+)
+def test_keys_come_back_to_their_queries_in_order(
+    two_ranks: Ranks, sizes: list[int], parts: int, queue_size: int, variant: str
+) -> None:
+    for result in two_ranks.run(on_rank_order, sizes, variant, parts, queue_size):
         assert torch.allclose(result["keys"], result["wanted"], atol=1e-5)
+
+
+def test_every_forward_pass_of_an_accumulated_step_has_a_permutation_of_its_own() -> None:
+    moco, views = make(queue_size=8, momentum=1.0), small_views(32, torch.float32)
+    losses = {float(moco(views).detach()) for _ in range(6)}  # the same images, in other groups
+    assert len(losses) == 6
 
 
 def on_rank_warnings(kind: str) -> list[str]:

@@ -7,11 +7,14 @@ import gc
 import pickle
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from reference import small_backbone, small_views
 from torch import Tensor, nn
 
@@ -435,6 +438,54 @@ def test_gradients_thrown_away_on_purpose_throw_their_keys_away() -> None:
     optimizer.zero_grad()
     train_step(moco, optimizer, small_views(5))
     assert int(moco.queue.filled) == 5
+
+
+MOVES = ["micro-batch", "micro-batch", "micro-batch", "step", "step", "zero_grad", "zero_grad", "look on", "copy"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    variant=st.sampled_from(["v2", "v2+"]),
+    size=st.sampled_from([7, 60]),
+    moves=st.lists(st.tuples(st.sampled_from(MOVES), st.integers(1, 5)), min_size=4, max_size=20),
+)
+def test_a_step_commits_exactly_the_keys_whose_gradient_is_in_it_each_once(
+    variant: str, size: int, moves: list[tuple[str, int]]
+) -> None:
+    # The key encoder never moves, so that keys can be known beforehand; each micro-batch has images of its own.
+    torch.manual_seed(0)
+    moco = make(variant=variant, queue_size=size, momentum=1.0)
+    optimizer = torch.optim.SGD(moco.parameters(), 0.1)
+    waiting: list[list[Tensor]] = []  # keys whose gradient is there and has not been used
+    expected: deque[Tensor] = deque(maxlen=size)
+    steps = 0
+    for move, n in moves:
+        views = small_views(n)
+        if move == "micro-batch":
+            waiting.append([keys_now(moco, view) for view in views][0 if variant == "v2+" else 1 :])
+            moco(views).backward()
+        elif move == "step":
+            optimizer.step()
+            for view in zip(*waiting, strict=True):
+                expected.extend(torch.cat(view))
+            steps += bool(waiting)
+            waiting = []
+        elif move == "zero_grad":
+            optimizer.zero_grad()
+            waiting = []
+        elif move == "look on":
+            moco.train(n % 2 == 0)
+            with torch.set_grad_enabled(not moco.training):
+                moco(views)
+            moco.train()
+        else:  # a copy has no gradients
+            moco = copy.deepcopy(moco)
+            optimizer = torch.optim.SGD(moco.parameters(), 0.1)
+            waiting = []
+        assert moco.steps == steps
+        assert len(moco.queue.ordered()) == len(expected)
+        if expected:
+            assert torch.allclose(moco.queue.ordered(), torch.stack(list(expected)), atol=1e-12)
 
 
 def test_clipping_and_schedulers_are_no_trouble() -> None:
