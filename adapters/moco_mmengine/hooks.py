@@ -63,6 +63,11 @@ class MethodHook(Hook):
         """Refuse to resume from what does not fit."""
         model = unwrapped(runner.model)
         if getattr(runner, "_resume", False) and isinstance(model, MethodModel):
+            if not {"meta", "message_hub", "state_dict"} <= checkpoint.keys():
+                raise ValueError(
+                    f"the checkpoint has {', '.join(checkpoint)}: MMEngine did not save it, and cannot resume from it. Take "
+                    "its weights alone with load_from"
+                )
             check_fits(model, checkpoint["state_dict"])
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:

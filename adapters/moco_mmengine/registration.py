@@ -51,6 +51,12 @@ class _LazyRegistry(Registry):
             raise KeyError(f"{SCOPE}.{name} is not known among {self.kind}. There are: {', '.join(self._names())}")
         return found
 
+    def __contains__(self, key: str) -> bool:
+        try:
+            return self.get(key) is not None
+        except KeyError:
+            return False
+
     def _from_parents(self, name: str) -> Any:
         parent = self.parent
         while parent is not None:

@@ -224,6 +224,8 @@ def test_an_unknown_type_lists_what_there_is():
     with pytest.raises(KeyError, match=r"moco_plugins\.MoCa is not known among MODELS.*MoCo.*simclr"):
         MODELS.build({"type": "moco_plugins.MoCa"})
     assert MODELS.get("moco_plugins.MoCo") is MoCo
+    assert "SimCLR" in MODELS.children["moco_plugins"]
+    assert "MoCa" not in MODELS.children["moco_plugins"]
 
 
 def test_the_class_without_framework_is_not_taken_for_ours():

@@ -249,6 +249,9 @@ def test_a_checkpoint_of_another_model_is_refused(train):
     torch.save(checkpoint, foreign)
     with pytest.raises(ValueError, match=r"no weight in common.*moco\.encoder\.weight"):
         train("foreign", "--resume", str(foreign), "--no-validate")
+    torch.save({"state_dict": weights(work, "epoch_1.pth"), "pytorch-lightning_version": "2.6.6"}, foreign)
+    with pytest.raises(ValueError, match=r"has state_dict, pytorch-lightning_version: MMEngine did not save it"):
+        train("lightning", "--resume", str(foreign), "--no-validate")
 
 
 class Surprise:
