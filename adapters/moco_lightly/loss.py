@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from moco_plugins import KeyQueue, distributed, follow, info_nce
+from moco_plugins.boundary import StepBoundary
+from moco_plugins.eager import eager
 
-from .staging import StagedKeys, share_queue
+from .staging import enqueue, share_queue
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -59,7 +61,7 @@ class MoCoLoss(nn.Module):
         self._reset()
 
     def _reset(self) -> None:
-        self._staged = StagedKeys(self.queue.size)
+        self.boundary = StepBoundary()
         # The parameters that staged queries were computed from, by identity.
         self._owners: dict[int, weakref.ref[Tensor]] = {}
         self._shared = False
@@ -81,7 +83,7 @@ class MoCoLoss(nn.Module):
             q, k = (F.normalize(t.float() if t.dtype in _HALF else t, dim=1) for t in (query, key.detach()))
             loss = info_nce(q, k, self.queue.negatives(), self.temperature)
         if staging:
-            self._stage(query, k)
+            self._stage(query, k, loss)
         return loss
 
     def step(self) -> None:
@@ -95,7 +97,7 @@ class MoCoLoss(nn.Module):
         owned = follow.parameter_ids(optimizer)
         if any(number in owned and ref() is not None for number, ref in self._owners.items()):
             self._commit()
-        elif self._staged.keys and self._foreign_steps is not None:
+        elif self.boundary.open and self._foreign_steps is not None:
             self._foreign_steps += 1
             if self._foreign_steps == 3:
                 distributed.warn_once_on_first_rank(
@@ -106,20 +108,20 @@ class MoCoLoss(nn.Module):
 
     def _commit(self) -> None:
         self._foreign_steps = None
-        gather = self.gather_distributed and distributed.world_size() > 1
-        if gather or self._staged.keys:
-            self._staged.commit(self.queue, gather)
+        staged = [keys for (keys,) in self.boundary.take()]
+        if staged or self.gather_distributed:
+            enqueue(self.queue, staged, self.gather_distributed)
 
-    @torch.compiler.disable
+    @eager
     def _share(self) -> None:
         if not self._shared and self.gather_distributed:
             share_queue(self.queue)
         self._shared = True
 
-    @torch.compiler.disable
-    def _stage(self, query: Tensor, keys: Tensor) -> None:
-        self._staged.add(keys)
+    @eager
+    def _stage(self, query: Tensor, keys: Tensor, loss: Tensor) -> None:
         first = next(_leaves(query), None)
+        self.boundary.stage([keys], loss, first, limit=self.queue.size)  # type: ignore[arg-type]
         known = self._owners.get(id(first))
         if first is not None and (known is None or known() is not first):
             # The whole graph is walked only when its first leaf is new, which is once in a training.
@@ -153,7 +155,7 @@ class MoCoLoss(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         # Weak references cannot be pickled, and staged keys belong to the step of the original.
-        dropped = ("_staged", "_owners", "_shared", "_foreign_steps")
+        dropped = ("boundary", "_owners", "_shared", "_foreign_steps")
         return {name: value for name, value in self.__dict__.items() if name not in dropped}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

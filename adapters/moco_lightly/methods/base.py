@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from moco_plugins import diagnostics, follow
+from moco_plugins.boundary import StepBoundary
+from moco_plugins.eager import eager
 from moco_plugins.encoder import Encoder
 
 _HALF = (torch.float16, torch.bfloat16)
@@ -59,7 +61,7 @@ class LightlyMethod(nn.Module):
         diagnostics.warn_of_collapse(metrics)
         return metrics
 
-    @torch.compiler.disable
+    @eager
     def _remember(self, loss: Tensor, embeddings: Tensor) -> None:
         self._last = (loss.detach(), embeddings.detach())
 
@@ -76,13 +78,17 @@ class SteppedMethod(LightlyMethod):
 
     def __init__(self, backbone: nn.Module, feature_dim: int, projector: nn.Module) -> None:
         super().__init__(backbone, feature_dim, projector)
-        self.steps = 0
-        self._pending = False
+        self.boundary = StepBoundary()
         self._prepared = False
         follow.follow_optimizer_steps(self)
 
-    def on_step(self, step: int) -> None:
-        """Do what is due after optimiser step ``step``, counted from 1."""
+    @property
+    def steps(self) -> int:
+        """Optimiser steps so far."""
+        return self.boundary.steps
+
+    def on_step(self, staged: list[tuple[Tensor, ...]]) -> None:
+        """Do what is due after an optimiser step; ``staged`` is what the forward passes since the last one left."""
         raise NotImplementedError
 
     def prepare(self) -> None:
@@ -94,19 +100,19 @@ class SteppedMethod(LightlyMethod):
             self.prepare()
             self._prepared = True
 
-    def _end(self, loss: Tensor, embeddings: Tensor) -> None:
-        """Call at the end of each forward pass."""
+    @eager
+    def _end(self, loss: Tensor, embeddings: Tensor, *staged: Tensor, limit: int = 1) -> None:
+        """Call at the end of each forward pass, with what :meth:`on_step` needs of it: the ``limit`` newest rows."""
         self._remember(loss, embeddings)
         if self.training and loss.requires_grad:
-            self._pending = True
+            anchor = next((p for p in self.encoder.projector.parameters() if p.requires_grad), None)
+            self.boundary.stage(staged or (loss[None],), loss, anchor, limit)
 
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         """Commit the step of an optimiser that owns parameters of the encoder; called after each step."""
-        if self._pending and not follow.parameter_ids(optimizer).isdisjoint(map(id, self.encoder.parameters())):
-            self._pending = False
-            self.steps += 1
+        if self.boundary.open and not follow.parameter_ids(optimizer).isdisjoint(map(id, self.encoder.parameters())):
             with torch.no_grad():
-                self.on_step(self.steps)
+                self.on_step(self.boundary.take())
 
     # The count is a host number, so that schedules need no look at the device; in state_dict() it is a tensor.
 
@@ -117,11 +123,10 @@ class SteppedMethod(LightlyMethod):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         name = prefix + "steps"
         super()._load_from_state_dict({k: v for k, v in state_dict.items() if k != name}, prefix, *args)
-        if name in state_dict:
-            self.steps = int(state_dict[name])
-        else:
+        if name not in state_dict:
             args[2].append(name)  # missing_keys
-        self._pending, self._prepared = False, False
+        self.boundary.reset(int(state_dict.get(name, self.steps)))
+        self._prepared = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from moco_plugins import KeyQueue, distributed
 
 from ..frameworks import lightly
-from ..staging import StagedKeys, share_queue
+from ..staging import enqueue, share_queue
 from .base import SteppedMethod, call_frozen, full_precision, pair
 
 
@@ -57,16 +57,14 @@ class SwAV(SteppedMethod):
         # One queue a view, the same on all ranks; each rank brings its share of it to the assignment, which spans all.
         count = 2 if queue_size else 0
         self.queues: Any = nn.ModuleList(KeyQueue(queue_size, projection_dim, fill="empty") for _ in range(count))
-        self._staged = [StagedKeys(queue_size) for _ in self.queues]
         self.queue_start, self.frozen = queue_start, frozen
         self.prototypes.normalize()
 
     def prepare(self) -> None:
-        """Start with prototypes of unit length, the same queues on all ranks, and nothing staged."""
+        """Start with prototypes of unit length, and the same queues on all ranks."""
         if self.steps == 0:  # else they are already, and once more would change their last bits
             self.prototypes.normalize()
-        for queue, staged in zip(self.queues, self._staged, strict=True):
-            staged.clear()
+        for queue in self.queues:
             share_queue(queue)
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
@@ -78,10 +76,9 @@ class SwAV(SteppedMethod):
         logits = [call_frozen(self.prototypes, "", z) if frozen else self.prototypes(z) for z in projections]  # N x P
         queued = self._queued_logits()
         loss = full_precision(lambda *high: self.criterion(list(high), [], queued), *logits).squeeze()
-        if self.training and loss.requires_grad and not self._progress(self.queue_start):
-            for staged, z in zip(self._staged, projections, strict=False):
-                staged.add(z)
-        self._end(loss, projections[0])
+        early = not self.queues or self._progress(self.queue_start)
+        rows = [z[:0] if early else z for z in projections]
+        self._end(loss, projections[0], *rows, limit=self.queues[0].size if self.queues else 1)
         return loss
 
     def _progress(self, fraction: float) -> bool:
@@ -98,8 +95,8 @@ class SwAV(SteppedMethod):
         with torch.autocast(banks[0].device.type, enabled=False):
             return [self.prototypes(bank[rank * share : (rank + 1) * share]) for bank in banks]
 
-    def on_step(self, step: int) -> None:
+    def on_step(self, staged: list[tuple[Tensor, ...]]) -> None:
         """Fill the queues, and bring the prototypes back to unit length."""
-        for queue, staged in zip(self.queues, self._staged, strict=True):
-            staged.commit(queue, gather=distributed.world_size() > 1)
+        for view, queue in enumerate(self.queues):
+            enqueue(queue, [rows[view] for rows in staged], gather=True)
         self.prototypes.normalize()

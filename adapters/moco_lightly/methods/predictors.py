@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco_plugins import KeyQueue, distributed
+from moco_plugins import KeyQueue
 
 from ..frameworks import lightly
-from ..staging import StagedKeys, share_queue
+from ..staging import enqueue, share_queue
 from .base import LightlyMethod, SteppedMethod, full_precision, pair
 
 
@@ -80,11 +80,9 @@ class NNCLR(SteppedMethod):
         self.predictor = heads.NNCLRPredictionHead(projection_dim, prediction_hidden_dim, projection_dim)
         self.criterion = lightly("loss").NTXentLoss(temperature, gather_distributed=True)
         self.queue = KeyQueue(queue_size, projection_dim)
-        self._staged = StagedKeys(queue_size)
 
     def prepare(self) -> None:
-        """Start with the same queue on all ranks, and nothing staged."""
-        self._staged.clear()
+        """Start with the same queue on all ranks."""
         share_queue(self.queue)
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
@@ -97,9 +95,7 @@ class NNCLR(SteppedMethod):
             full_precision(self.criterion, self._nearest(z0), p1)
             + full_precision(self.criterion, self._nearest(z1), p0)
         )
-        if self.training and loss.requires_grad:
-            self._staged.add(z1)
-        self._end(loss, z0)
+        self._end(loss, z0, z1, limit=self.queue.size)
         return loss
 
     @torch.no_grad()
@@ -108,6 +104,6 @@ class NNCLR(SteppedMethod):
         rows = F.normalize(projections, dim=1).to(keys.dtype)
         return keys[(rows @ keys.T).argmax(1)]
 
-    def on_step(self, step: int) -> None:
+    def on_step(self, staged: list[tuple[Tensor, ...]]) -> None:
         """Fill the queue."""
-        self._staged.commit(self.queue, gather=distributed.world_size() > 1)
+        enqueue(self.queue, [keys for (keys,) in staged], gather=True)

@@ -17,6 +17,8 @@ from .base import SteppedMethod, call_frozen, full_precision, pair
 
 _BYOL_MOMENTUM = Cosine(0.99, 1.0)
 _DINO_MOMENTUM = Cosine(0.996, 1.0)
+#: Forward passes of one optimiser step whose centers are kept.
+_MOST_PASSES = 1024
 
 
 class TaughtMethod(SteppedMethod):
@@ -51,13 +53,10 @@ class TaughtMethod(SteppedMethod):
         if self.steps == 0:
             copy_module(self.encoder, self.teacher)
 
-    def on_step(self, step: int) -> None:
+    def on_step(self, staged: list[tuple[Tensor, ...]]) -> None:
         """Move the teacher."""
         _, students, teachers = zip(*pair_parameters(self.encoder, self.teacher), strict=True)
-        ema(teachers, students, self._momentum_at(step))
-
-    def _momentum_at(self, step: int) -> float:
-        return value_at(self.momentum, step, self.total_steps)
+        ema(teachers, students, value_at(self.momentum, self.steps, self.total_steps))
 
     @torch.no_grad()
     def _teach(self, images: Tensor) -> Tensor:
@@ -67,7 +66,7 @@ class TaughtMethod(SteppedMethod):
     def metrics(self) -> dict[str, float]:
         """Return loss, spread and effective rank of the last projections, and the momentum."""
         metrics = super().metrics()
-        return {**metrics, "momentum": self._momentum_at(self.steps)} if metrics else metrics
+        return {**metrics, "momentum": value_at(self.momentum, self.steps, self.total_steps)} if metrics else metrics
 
 
 class BYOL(TaughtMethod):
@@ -157,13 +156,6 @@ class DINO(TaughtMethod):
             center_momentum=center_momentum,
         )
         self.frozen = frozen
-        # The centers that the forward passes since the last step would lead to, with the number of their images.
-        self._centers: list[tuple[Tensor, int]] = []
-
-    def prepare(self) -> None:
-        """Make the teacher equal to the student before the first step."""
-        super().prepare()
-        self._centers = []
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the features of the teacher's backbone (N, feature_dim), without the head."""
@@ -181,16 +173,17 @@ class DINO(TaughtMethod):
         before = self.criterion.center.clone()
         loss = full_precision(lambda t, s: self.criterion(t.chunk(2), s.chunk(2)), teacher, student)
         # The loss moves the center at once; here that waits for the optimiser step.
-        if self.training and loss.requires_grad:
-            self._centers.append((self.criterion.center.clone(), first.shape[0]))
+        images = torch.full((1,), first.shape[0], device=first.device)
+        moved = self.criterion.center[0].clone()  # 1 x D
         self.criterion.center.copy_(before)
-        self._end(loss, features[: first.shape[0]])  # logits to prototypes do not tell how far the images are spread
+        # Features, because logits to prototypes do not tell how far the images are spread.
+        self._end(loss, features[: first.shape[0]], moved, images, limit=_MOST_PASSES)
         return loss
 
-    def on_step(self, step: int) -> None:
+    def on_step(self, staged: list[tuple[Tensor, ...]]) -> None:
         """Move teacher and center."""
-        super().on_step(step)
-        # Each starts from the same center, so their mean is the one that the joined batch leads to.
-        images = sum(n for _, n in self._centers)
-        self.criterion.center.copy_(torch.stack([center * (n / images) for center, n in self._centers]).sum(0))
-        self._centers = []
+        super().on_step(staged)
+        centers, images = (torch.cat(parts) for parts in zip(*staged, strict=True))  # passes x D, passes
+        # All start from the same center, so their mean is the one that the joined batch leads to.
+        weights = (images / images.sum()).to(centers.dtype)
+        self.criterion.center.copy_((weights @ centers)[None, None])

@@ -11,16 +11,14 @@ import textwrap
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-
-from moco_plugins import Cosine, distributed, plugins
-from moco_plugins.method import Method
-
-pytest.importorskip("lightly")
 from lightly import loss as losses
 from lightly.models import utils
 from lightly.models.modules.memory_bank import MemoryBankModule
 from lightly.models.modules.nn_memory_bank import NNMemoryBankModule
+from torch import nn
+
+from moco_plugins import Cosine, distributed, plugins
+from moco_plugins.method import Method
 
 DIM, HIDDEN, STEPS = 12, 24, 9
 OPTIONS = {

@@ -19,7 +19,6 @@ from moco_plugins.bench.loader import make_loader
 from moco_plugins.engine import TrainingJob
 from moco_plugins.views import AffineViews
 
-pytest.importorskip("pytorch_lightning")
 METHODS = ["moco-v2", "byol", "simclr"]
 
 

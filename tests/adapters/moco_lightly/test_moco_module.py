@@ -8,17 +8,15 @@ import os
 import warnings
 
 import pytest
+import pytorch_lightning as pl
 import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-pl = pytest.importorskip("pytorch_lightning")
-pytest.importorskip("lightly")
 from lightly.data.multi_view_collate import MultiViewCollate
-
 from moco_lightly import MoCoLoss, lightning_module_class
 from moco_lightly.batches import images, two_views
 from moco_lightly.probes import FeatureMemory, OnlineLinearProbe
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
 from moco_plugins import Cosine, MoCo, distributed, plugins
 
 MoCoModule = lightning_module_class("pytorch_lightning")
