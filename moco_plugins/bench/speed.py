@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -202,6 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one shape and smaller batches: under a minute")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args(argv)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler complains of GPUs that nobody asked for
     print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads; time of others / ours\n")
     for what, name, value in table(arguments.turns, arguments.quick, arguments.device):
         print(f"{what:56} {name:38} {value:>8}")
