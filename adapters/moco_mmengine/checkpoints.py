@@ -23,7 +23,15 @@ def allow_message_hub() -> None:
     """Put what MMEngine stores of its log on torch's list of harmless classes."""
     from mmengine.logging.history_buffer import HistoryBuffer
 
-    rebuild = [np.array(0.0).__reduce__()[0], np.float64(0.0).__reduce__()[0]]
+    # numpy 2 has renamed the module that its arrays are rebuilt by; checkpoints of both may come.
+    rebuild: list[tuple[Any, str]] = [
+        (function, f"numpy.{core}.multiarray.{name}")
+        for function, name in (
+            (np.array(0.0).__reduce__()[0], "_reconstruct"),
+            (np.float64(0.0).__reduce__()[0], "scalar"),
+        )
+        for core in ("core", "_core")
+    ]
     kinds = [type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4", "u1", "?")]
     # The buffer stores its own methods (min, max, ...), which pickle looks up with getattr. That function would open the
     # door to everything; in its place stands one that finds these methods only.
