@@ -183,12 +183,15 @@ def run_bench(arguments: argparse.Namespace, command: str) -> int:
         return 130
     if not first_process():
         return 0
+    from .bench.findings import verdicts, warnings
     from .bench.report import write_report
     from .bench.table import text_table
 
     metric = arguments.metric or METRICS[0]
     print(text_table(results.content, metric))
     path = write_report([arguments.out], arguments.out, metric, arguments.reference)
+    for sentence in (*verdicts(results.content, metric, arguments.reference), *warnings(results.content)):
+        print(f"- {sentence}")
     print(f"\nReport: {path}   numbers: {results.path}")
     return 1 if any(record["status"] != "finished" for record in results.runs) else 0
 

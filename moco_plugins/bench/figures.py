@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import style
+from .picture import Picture, curve
+from .sweeps import sweep_figures
 from .table import Row, mean, rows
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure of the report: its file, its title, what to see in it, and a text for those who cannot."""
-
-    path: Path
-    title: str
-    caption: str
-    alt: str
 
 
 def draw_all(results: Mapping[str, Any], folder: Path, metric: str) -> list[Picture]:
     """Draw all figures that the results have data for."""
     table = rows(results, metric)
     colours = style.colour_of(sorted({row.label for row in table if not row.baseline}))
+    option = (results.get("ablation") or {}).get("option")
+    swept = sweep_figures(table, option, colours, folder) if option else []
     drawers: list[Callable[..., Picture | None]] = [accuracy, loss, knn_over_epochs, knn_over_seconds, cost, drift]
     drawn = (drawer(table, colours, folder) for drawer in drawers)
-    return [picture for picture in drawn if picture is not None]
+    return [*swept, *(picture for picture in drawn if picture is not None)]
 
 
 def accuracy(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Picture | None:
@@ -59,16 +52,6 @@ def accuracy(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> 
     return Picture(
         path, "Accuracy", caption, "; ".join(f"{r.label}: kNN {100 * mean(r.knn):.1f} %" for r in shown if r.knn)
     )
-
-
-def _curves(row: Row, x: str, y: str) -> list[tuple[float, float]]:
-    """The mean over seeds of a curve, at the points that all seeds have."""
-    curves = [[(p[x], p[y]) for p in record.get("curve", []) if p.get(y) is not None] for record in row.records]
-    curves = [curve for curve in curves if curve]
-    if not curves:
-        return []
-    length = min(map(len, curves))
-    return [(mean([c[i][0] for c in curves]), mean([c[i][1] for c in curves])) for i in range(length)]
 
 
 def _lines(
@@ -146,7 +129,7 @@ def knn_over_epochs(table: Sequence[Row], colours: Mapping[str, str], folder: Pa
     """kNN accuracy on the validation part over epochs."""
 
     def series(row: Row) -> list[tuple[float, float]]:
-        return _curves(row, "epoch", "val_knn_top1")
+        return curve(row, "epoch", "val_knn_top1")
 
     path = _lines(table, colours, folder / "knn_epochs.png", series, "epochs", percent=True)
     caption = "Weighted kNN on the validation part of the training images; test images are used once, at the end."
@@ -157,7 +140,7 @@ def knn_over_seconds(table: Sequence[Row], colours: Mapping[str, str], folder: P
     """The same over training time."""
 
     def series(row: Row) -> list[tuple[float, float]]:
-        return _curves(row, "seconds", "val_knn_top1")
+        return curve(row, "seconds", "val_knn_top1")
 
     path = _lines(table, colours, folder / "knn_seconds.png", series, "seconds of training", percent=True)
     caption = "The same against training time (evaluation not counted): what a second buys."
@@ -194,7 +177,7 @@ def drift(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Pic
     """How stale the keys in the queue are, over epochs."""
 
     def series(row: Row) -> list[tuple[float, float]]:
-        return _curves(row, "epoch", "metric_key_drift")
+        return curve(row, "epoch", "metric_key_drift")
 
     shown = [row for row in table if not row.baseline and series(row)]
     path = _lines(shown, colours, folder / "drift.png", series, "epochs", percent=False)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from .. import plugins
 from . import figures, findings
-from .figures import Picture
+from .comparison import summary
+from .picture import Picture
 from .results import Results
-from .table import Row, number, percent, rows
+from .table import Row, mean, number, percent, rows
 
 _STYLE = (Path(__file__).parent / "report.css").read_text
 
@@ -28,7 +30,7 @@ def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1", r
     pictures = figures.draw_all(content, out / "figures", metric)
     kept = [picture for folder in folders for picture in kept_pictures(folder / "figures")]
     path = out / "report.html"
-    path.write_text(page(content, pictures, kept, metric), encoding="utf-8")
+    path.write_text(page(content, pictures, kept, metric, reference), encoding="utf-8")
     return path
 
 
@@ -79,18 +81,22 @@ def kept_pictures(folder: Path) -> list[Picture]:
     return found
 
 
-def page(content: Mapping[str, Any], pictures: Sequence[Picture], kept: Sequence[Picture], metric: str) -> str:
+def page(
+    content: Mapping[str, Any], pictures: Sequence[Picture], kept: Sequence[Picture], metric: str, reference: str | None
+) -> str:
     """The whole page."""
     table = rows(content, metric)
     title = findings.title(content)
     wide = [picture for picture in kept if picture.path.name.startswith(("views", "neighbours"))]
     maps = [picture for picture in kept if picture not in wide]
+    verdicts = findings.verdicts(content, metric, reference)
     parts = [
         f"<header><p class=kicker>moco-plugins bench</p><h1>{_text(title)}</h1>",
-        "".join(f"<p class=lead>{_text(sentence)}</p>" for sentence in findings.sentences(content, metric)),
+        "".join(f"<p class=lead>{_text(sentence)}</p>" for sentence in findings.sentences(content, metric, reference)),
         "</header>",
-        _warnings(findings.warnings(content)),
+        _list("warnings", "Read with care", findings.warnings(content)),
         f"<section><h2>Results</h2>{_table(table)}<p class=note>{_text(findings.table_note(content))}</p></section>",
+        _list("verdicts", "What the numbers can tell", verdicts),
         _section("How they learn", pictures),
         _section("What they look at", wide, "wide"),
         _section("What they make of it", maps),
@@ -125,35 +131,55 @@ def _figure(picture: Picture) -> str:
     )
 
 
-def _warnings(found: Sequence[str]) -> str:
+def _list(kind: str, title: str, found: Sequence[str]) -> str:
     if not found:
         return ""
-    return f"<section class=warnings><h2>Read with care</h2><ul>{''.join(f'<li>{_text(w)}</li>' for w in found)}</ul></section>"
+    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in found)
+    return f"<section class={kind}><h2>{title}</h2><ul>{items}</ul></section>"
+
+
+#: Heading of the table -> what stands there.
+_CELLS: dict[str, Callable[[Row], str]] = {
+    "seeds": lambda row: str(row.seeds) + (f" ({row.failed} failed)" if row.failed else ""),
+    "kNN %": lambda row: _with_interval(row, "knn_top1"),
+    "linear %": lambda row: _with_interval(row, "linear_top1"),
+    "10 % labels": lambda row: percent(row.values("linear_top1_10pct")),
+    "1 % labels": lambda row: percent(row.values("linear_top1_1pct")),
+    "epochs": lambda row: number(mean(row.values("epochs"))),
+    "train s": lambda row: number(row.seconds),
+    "images/s": lambda row: number(row.images_per_second),
+    "passes/image": lambda row: number((row.forward + row.backward) / row.images_seen if row.images_seen else math.nan),
+    "peak MiB": lambda row: number(row.memory),
+    "alignment": lambda row: _decimals(row, "alignment"),
+    "uniformity": lambda row: _decimals(row, "uniformity"),
+    "rank": lambda row: _decimals(row, "effective_rank", 0),
+}
+
+
+def _with_interval(row: Row, metric: str) -> str:
+    values = summary(row, metric)
+    if values.count < 2:
+        return percent(row.values(metric))
+    interval = f"{100 * values.low:.1f}–{100 * values.high:.1f}"
+    return f"{percent(row.values(metric))}\u2002<small>({interval})</small>"
+
+
+def _decimals(row: Row, name: str, digits: int = 2) -> str:
+    values = row.values(name)
+    return f"{mean(values):.{digits}f}" if values else "–"
 
 
 def _table(table: Sequence[Row]) -> str:
-    several = len({row.engine for row in table if row.engine}) > 1
-    head = ["method", *(["engine"] if several else []), "seeds", "kNN %", "linear %", "train s", "images/s", "passes/image",
-            "peak MiB"]  # fmt: skip
+    engines = len({row.engine for row in table if row.engine}) > 1
     lines = []
     for row in table:
-        passes = (row.forward + row.backward) / row.images_seen if row.images_seen else float("nan")
-        cells = [
-            *([row.engine] if several else []),
-            str(row.seeds) + (f" ({row.failed} failed)" if row.failed else ""),
-            percent(row.knn),
-            percent(row.linear),
-            number(row.seconds),
-            number(row.images_per_second),
-            number(passes),
-            number(row.memory),
-        ]
+        cells = "".join(f"<td>{cell(row)}</td>" for cell in _CELLS.values())
         kind = " class=baseline" if row.baseline else ""
-        lines.append(
-            f"<tr{kind}><th scope=row>{_text(row.label)}</th>{''.join(f'<td>{_text(c)}</td>' for c in cells)}</tr>"
-        )
-    heads = "".join(f"<th scope=col>{name}</th>" for name in head)
-    return f"<div class=scroll><table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        engine = f"<td>{_text(row.engine)}</td>" if engines else ""
+        lines.append(f"<tr{kind}><th scope=row>{_text(row.label)}</th>{engine}{cells}</tr>")
+    names = ["method", *(["engine"] if engines else []), *_CELLS]
+    heads = "".join(f"<th scope=col>{name}</th>" for name in names)
+    return f"<div class=scroll tabindex=0><table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
 
 
 def _settings(content: Mapping[str, Any]) -> str:

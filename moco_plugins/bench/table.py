@@ -29,6 +29,10 @@ class Row:
     memory: float
     records: tuple[Mapping[str, Any], ...]
 
+    def values(self, name: str) -> tuple[float, ...]:
+        """A measure of each seed that has it."""
+        return _values(self.records, name)
+
 
 def mean(values: Sequence[float]) -> float:
     """The mean, nan of nothing."""

@@ -1,0 +1,119 @@
+"""What follows from the results as a whole: intervals, paired differences, whether the engines agree, equal budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .statistics import Difference, Summary, paired, summarise
+from .table import Row, mean, rows
+
+#: Losses of two engines are called equal up to this difference (float32, CPU).
+SAME_LOSS = 1e-5
+
+
+def by_seed(row: Row, metric: str) -> dict[int, float]:
+    """Seed -> value."""
+    return {int(record["seed"]): record[metric] for record in row.records if record.get(metric) is not None}
+
+
+def summary(row: Row, metric: str) -> Summary:
+    """Mean, deviation and interval of a row."""
+    return summarise(list(by_seed(row, metric).values()))
+
+
+def reference_row(table: Sequence[Row], reference: str | None) -> Row | None:
+    """The row that others are compared to: the one that is asked for, else MoCo v2, else the first.
+
+    Raises:
+        ValueError: there is no row of that name.
+    """
+    runs = [row for row in table if not row.baseline]
+    if reference is not None:
+        found = [row for row in runs if row.label == reference]
+        if not found:
+            raise ValueError(f"--reference {reference!r}: the results have {', '.join(row.label for row in runs)}")
+        return found[0]
+    return next((row for row in runs if row.label == "moco-v2"), runs[0] if runs else None)
+
+
+def differences(table: Sequence[Row], metric: str, reference: str | None) -> list[Difference]:
+    """All runs against the reference, seed by seed, within one engine."""
+    base = reference_row(table, reference)
+    if base is None:
+        return []
+    others = [row for row in table if not row.baseline and row is not base and row.engine == base.engine]
+    found = [paired(row.label, by_seed(row, metric), base.label, by_seed(base, metric)) for row in others]
+    return [difference for difference in found if difference is not None]
+
+
+def engines_agree(results: Mapping[str, Any]) -> list[str]:
+    """A sentence for each label that two engines have trained from the same seeds."""
+    runs: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for record in results["runs"]:
+        if record.get("status") == "finished":
+            runs.setdefault((record["label"], record["seed"]), []).append(record)
+    sentences = []
+    for (label, seed), records in runs.items():
+        for other in records[1:]:
+            sentences.append(f"{label}, seed {seed}: {_agreement(records[0], other)}")
+    return sentences
+
+
+def _agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+    engines = f"{first['engine']} and {second['engine']}"
+    if len(first["losses"]) != len(second["losses"]):
+        return f"{engines} made different numbers of steps."
+    worst = max(abs(a[1] - b[1]) for a, b in zip(first["losses"], second["losses"], strict=True))
+    steps = int(first["losses"][-1][0]) if first["losses"] else 0
+    if worst > SAME_LOSS:
+        at = next(
+            int(a[0]) for a, b in zip(first["losses"], second["losses"], strict=True) if abs(a[1] - b[1]) > SAME_LOSS
+        )
+        return f"{engines} part at step {at} of {steps}; the losses differ by up to {worst:.1e}."
+    knn = "the same kNN accuracy"
+    if first.get("knn_top1") != second.get("knn_top1"):
+        knn = f"kNN accuracies {first.get('knn_top1')} and {second.get('knn_top1')}"
+    return f"{engines} give the same loss at each of {steps} steps (largest difference {worst:.0e}) and {knn}."
+
+
+def unequal_budgets(results: Mapping[str, Any]) -> str | None:
+    """A sentence if the runs did not have the same cost by the measure that was asked for, else None."""
+    budget = (results.get("settings") or {}).get("budget")
+    kind = str(budget).partition("=")[0] if budget else "epochs"
+    values = {
+        row.label: mean([_spent(record, kind) for record in row.records]) for row in rows(results) if not row.baseline
+    }
+    values = {label: value for label, value in values.items() if value == value and value > 0}
+    if len(values) < 2 or max(values.values()) <= 1.05 * min(values.values()):
+        return None
+    most, least = max(values, key=lambda k: values[k]), min(values, key=lambda k: values[k])
+    return (
+        f"The runs did not cost the same: {most} had {values[most] / values[least]:.2f} times the {kind} of {least} "
+        f"({values[most]:,.0f} against {values[least]:,.0f})."
+    )
+
+
+def _spent(record: Mapping[str, Any], kind: str) -> float:
+    if kind == "passes":
+        return float(record.get("forward_images") or 0) + float(record.get("backward_images") or 0)
+    name = {"epochs": "epochs", "images": "images_seen", "seconds": "seconds"}[kind]
+    return float(record.get(name) or 0)
+
+
+def cost_note(results: Mapping[str, Any]) -> str | None:
+    """A sentence on what equal epochs hide: some methods do more work for each image."""
+    if (results.get("settings") or {}).get("budget"):
+        return None
+    work = {
+        row.label: (row.forward + row.backward) / row.images_seen
+        for row in rows(results)
+        if not row.baseline and row.images_seen and row.forward == row.forward
+    }
+    if len(work) < 2 or max(work.values()) < 1.2 * min(work.values()):
+        return None
+    most, least = max(work, key=lambda k: work[k]), min(work, key=lambda k: work[k])
+    return (
+        f"Equal epochs are not equal work: {most} makes {work[most]:.3g} encoder passes for each image, {least} "
+        f"{work[least]:.3g}. --budget passes=N or seconds=S compares at equal cost."
+    )
