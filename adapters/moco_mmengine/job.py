@@ -80,13 +80,17 @@ def _wrapper(precision: str, device: torch.device, **options: Any) -> OptimWrapp
 
 
 class _JobModel(MethodModel):
-    """The method as it is: it is initialised, and the harness asks it for its metrics."""
+    """The method as it is: it is initialised, its batches are (views, labels), and the harness asks it for its metrics."""
 
     def __init__(self, method: nn.Module) -> None:
-        super().__init__(method, metrics_interval=0)
+        super().__init__(method, data_preprocessor={"type": "BaseDataPreprocessor"})
 
     def init_weights(self) -> None:
         """Leave the weights alone."""
+
+    def forward(self, inputs: Any = None, data_samples: Any = None, mode: str = "loss", **unknown: Any) -> Any:
+        """Return the loss of the views."""
+        return {"loss": self.method(inputs)}
 
 
 class _JobRunner(Runner):

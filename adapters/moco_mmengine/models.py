@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -109,7 +110,8 @@ class ConfiguredModel(MethodModel):
         feature_dim: width of the backbone's features; found by trying one image unless given.
         image_size: size of that image, 224.
         data_preprocessor, init_cfg, metrics_interval: see :class:`MethodModel`.
-        options: of the method. A schedule of ``momentum`` or ``temperature`` is written ``dict(start=0.99, end=1.0)``.
+        options: of the method. A schedule of ``momentum`` or ``temperature`` is written ``dict(start=0.99, end=1.0)``;
+            ``key_encoder`` is, like ``backbone``, a config.
 
     Raises:
         TypeError: an option that the method does not have; the message lists those it has.
@@ -132,6 +134,8 @@ class ConfiguredModel(MethodModel):
         factory = type(self).factory
         _check_options(type(self).__name__, factory, options)
         features, projector, width = build_features(backbone, neck, feature_dim, image_size)
+        if isinstance(options.get("key_encoder"), Mapping):
+            options["key_encoder"] = build_features(options["key_encoder"], neck, feature_dim, image_size)[0]
         if projector is not None:
             options.setdefault("projection_dim", try_width(_After(width, projector), 1, channels=width))
         method = factory(features, width, **{name: _plain_value(value) for name, value in options.items()})
@@ -172,8 +176,6 @@ class _After(nn.Module):
 def _replace_projectors(method: nn.Module, projector: nn.Module) -> None:
     if not isinstance(method, core.MoCo):
         raise TypeError(f"neck has parameters, and {type(method).__name__} has its own projection head; leave it out")
-    import copy
-
     method.query_encoder.projector = projector
     method.key_encoder.projector = copy.deepcopy(projector).requires_grad_(False)
 

@@ -220,6 +220,20 @@ def test_a_backbone_that_cannot_be_tried_says_what_to_give():
     assert build(picky, feature_dim=8)(views(size=4)).shape == (8, 8)
 
 
+def test_a_backbone_that_cannot_be_copied_is_built_twice():
+    @MODELS.register_module(force=True)
+    class Uncopyable(PyramidBackbone):
+        def __deepcopy__(self, memo):
+            raise RuntimeError("it holds a file")
+
+    backbone = {"type": "Uncopyable"}
+    with pytest.raises(TypeError, match="pass it as key_encoder="):
+        build(backbone)
+    model = build(backbone, key_encoder=backbone)
+    x = views()[0]
+    assert torch.equal(model.method.query_encoder(x), model.method.key_encoder(x))
+
+
 def test_an_unknown_type_lists_what_there_is():
     with pytest.raises(KeyError, match=r"moco_plugins\.MoCa is not known among MODELS.*MoCo.*simclr"):
         MODELS.build({"type": "moco_plugins.MoCa"})
