@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.utils.data import Dataset
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from moco_plugins import plugins
 
@@ -48,3 +50,75 @@ def lightly_datasets(name: str, transform: Callable[[Any], Any] | None = None, r
     build = lightly("data").LightlyDataset.from_torch_dataset
     train, test = (Pictures(images) for images in plugins.dataset_factory(name)(root))
     return build(train, transform=transform), build(test)
+
+
+class EvaluationImages:
+    """A transform of images for evaluation: resized, cut to a square, scaled to [0, 1], normalised."""
+
+    def __init__(self, image_size: int | None, mean: Sequence[float], std: Sequence[float]) -> None:
+        self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
+
+    def __call__(self, image: Any) -> Tensor:
+        """Return the image as a tensor (C, H, W)."""
+        from torchvision.transforms.v2 import functional
+
+        tensor = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
+        if self.image_size:
+            tensor = functional.center_crop(
+                functional.resize(tensor, [self.image_size], antialias=True), [self.image_size, self.image_size]
+            )
+        return functional.normalize(tensor, list(self.mean), list(self.std)) if self.mean else tensor
+
+
+# Made a LightningDataModule by its subclasses, see moco_lightly.module.
+_Base: Any = object
+
+
+class TwoViewDataBody(_Base):
+    """Training batches of two views, and two validation loaders, a bank and the images to classify, for online kNN.
+
+    Args:
+        data: a data set by name, see ``moco-plugins bench --data``.
+        transform: image (PIL) -> two views: one of lightly's transforms, or :class:`moco_plugins.TwoViews`.
+        batch_size: images of a process in one batch.
+        root: folder of downloaded data.
+        image_size: side of the evaluation images; None: as they are.
+        mean, std: normalisation of the evaluation images; as ``transform`` does it. Empty for none.
+        workers: processes that load data.
+    """
+
+    def __init__(
+        self,
+        data: str = "mnist5k",
+        transform: Callable[[Any], Any] | None = None,
+        batch_size: int = 256,
+        root: str | None = None,
+        image_size: int | None = None,
+        mean: Sequence[float] = (),
+        std: Sequence[float] = (),
+        workers: int = 0,
+    ) -> None:
+        super().__init__()
+        if transform is None:
+            raise ValueError(
+                "transform=None: name what makes the two views, such as lightly.transforms.MoCoV2Transform, "
+                "moco_plugins.TwoViews, or moco_plugins.views.AffineViews for digits"
+            )
+        self.data, self.root, self.transform, self.batch_size, self.workers = data, root, transform, batch_size, workers
+        self.evaluation = EvaluationImages(image_size, mean, std)
+
+    def setup(self, stage: str) -> None:
+        """Load the data set."""
+        self.train, _ = lightly_datasets(self.data, self.transform, self.root)
+        train, test = plugins.dataset_factory(self.data)(self.root)
+        self.bank, self.test = Pictures(train), Pictures(test)
+        self.bank.transform = self.test.transform = self.evaluation
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Batches of (views, targets, file names)."""
+        collate = lightly("data.multi_view_collate").MultiViewCollate()
+        return DataLoader(self.train, self.batch_size, shuffle=True, num_workers=self.workers, collate_fn=collate)
+
+    def val_dataloader(self) -> list[DataLoader[Any]]:
+        """Batches of (images, targets): the bank, then the images to classify."""
+        return [DataLoader(part, 500, num_workers=self.workers) for part in (self.bank, self.test)]

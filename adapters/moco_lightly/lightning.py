@@ -1,7 +1,8 @@
-"""MoCoModule for ``import lightning``."""
+"""MoCoModule and TwoViewData for ``import lightning``."""
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 
+from .data import TwoViewDataBody
 from .module import MoCoBody
 
 
@@ -9,4 +10,8 @@ class MoCoModule(MoCoBody, LightningModule):
     """See :class:`moco_lightly.module.MoCoBody`."""
 
 
-__all__ = ["MoCoModule"]
+class TwoViewData(TwoViewDataBody, LightningDataModule):
+    """See :class:`moco_lightly.data.TwoViewDataBody`."""
+
+
+__all__ = ["MoCoModule", "TwoViewData"]
