@@ -33,6 +33,7 @@ class StepBoundary:
         self._staged: list[_Staged] = []
         self._moved: set[str] = set()
         self._anchor: nn.Parameter | None = None
+        self._sharded = False
         self.passes = 0  # forward passes since the last step, alike on all ranks whatever is let go
         self.foreign_steps = 0
 
@@ -65,16 +66,22 @@ class StepBoundary:
             self._anchor = anchor
             anchor.register_hook(self._backward_reaches)
 
-    def forget_discarded(self) -> None:
-        """Let go of keys whose gradient has been thrown away."""
-        if self._anchor is not None and self._anchor.grad is None:
-            self._staged = [item for item in self._staged if item.state != _BACKWARD_DONE]
-
     def _backward_reaches(self, grad: Tensor) -> None:
-        self.forget_discarded()  # where a new accumulation begins
+        anchor = self._anchor
+        if anchor is not None and anchor.grad is None and not self._sharded:
+            # A new accumulation begins: what was accumulated before has come to nothing.
+            self._staged = [item for item in self._staged if item.state != _BACKWARD_DONE]
         for item in self._staged:
             if item.state == _IN_BACKWARD:
                 item.state = _BACKWARD_DONE
+
+    def look_at(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Learn, outside of the forward pass, whether the anchor is a parameter at all.
+
+        Sharded models (``fully_shard``) put other ones in place for the time of the forward pass; these never have a
+        gradient, which then tells nothing.
+        """
+        self._sharded = self._anchor is not None and all(p is not self._anchor for p in parameters)
 
     def take(self) -> list[tuple[Tensor, ...]]:
         """Count a step and hand out the staged keys, a tuple a forward pass; empty if this step was counted before."""

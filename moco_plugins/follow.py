@@ -6,12 +6,15 @@ fused optimisers skip inside and say so in ``found_inf``. Gradient accumulation 
 
 from __future__ import annotations
 
+import sys
 import weakref
 from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from .eager import eager
 
 
 class StepFollower(Protocol):
@@ -25,6 +28,7 @@ class StepFollower(Protocol):
 # may at any moment, would break that walk. A list, not a set: every rank must serve its followers in the same order.
 _followers: list[weakref.ref[Any]] = []
 _installed = False
+_stepped: list[Optimizer] = []  # within a step that is not over yet
 
 
 def follow_optimizer_steps(follower: StepFollower) -> None:
@@ -41,14 +45,34 @@ def follow_optimizer_steps(follower: StepFollower) -> None:
         _followers.append(weakref.ref(follower))
 
 
+@eager
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     found_inf = getattr(optimizer, "found_inf", None)
     if isinstance(found_inf, Tensor) and bool(found_inf.any()):
         return
-    for ref in list(_followers):
-        follower = ref()
-        if follower is not None:
-            follower.after_optimizer_step(optimizer)
+    _stepped.append(optimizer)
+    if _within_another_step(optimizer):
+        return
+    stepped, _stepped[:] = _stepped[:], []
+    for taken in stepped:
+        for ref in list(_followers):
+            follower = ref()
+            if follower is not None:
+                follower.after_optimizer_step(taken)
+
+
+def _within_another_step(optimizer: Optimizer) -> bool:
+    """Whether this step is a part of another optimiser's, which may go on to change the parameters.
+
+    ``ZeroRedundancyOptimizer`` is one: it lets an inner optimiser step its share, then exchanges the parameters. All
+    optimisers' steps run in one and the same function of torch's, which calls the hooks; it is looked for on the stack.
+    """
+    code = getattr(type(optimizer).step, "__code__", None)
+    frame, steps = sys._getframe(1), 0
+    while frame is not None and code is not None:
+        steps += frame.f_code is code
+        frame = frame.f_back  # type: ignore[assignment]
+    return steps > 1
 
 
 def parameter_ids(optimizer: Optimizer) -> set[int]:

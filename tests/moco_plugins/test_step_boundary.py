@@ -8,7 +8,7 @@ import pickle
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
@@ -440,7 +440,7 @@ def test_gradients_thrown_away_on_purpose_throw_their_keys_away() -> None:
     assert int(moco.queue.filled) == 5
 
 
-MOVES = ["micro-batch", "micro-batch", "micro-batch", "step", "step", "zero_grad", "zero_grad", "look on", "copy"]
+MOVES = ["micro-batch", "micro-batch", "step", "step and zero", "zero and micro-batch", "look on", "copy"]
 
 
 @settings(max_examples=80, deadline=None)
@@ -461,18 +461,20 @@ def test_a_step_commits_exactly_the_keys_whose_gradient_is_in_it_each_once(
     steps = 0
     for move, n in moves:
         views = small_views(n)
-        if move == "micro-batch":
+        if move.startswith("zero"):  # gradients are thrown away, as after a step that was skipped
+            optimizer.zero_grad()
+            waiting = []
+        if move.endswith("micro-batch"):
             waiting.append([keys_now(moco, view) for view in views][0 if variant == "v2+" else 1 :])
             moco(views).backward()
-        elif move == "step":
+        elif move.startswith("step"):
             optimizer.step()
             for view in zip(*waiting, strict=True):
                 expected.extend(torch.cat(view))
             steps += bool(waiting)
             waiting = []
-        elif move == "zero_grad":
-            optimizer.zero_grad()
-            waiting = []
+            if move == "step and zero":
+                optimizer.zero_grad()
         elif move == "look on":
             moco.train(n % 2 == 0)
             with torch.set_grad_enabled(not moco.training):
@@ -486,6 +488,63 @@ def test_a_step_commits_exactly_the_keys_whose_gradient_is_in_it_each_once(
         assert len(moco.queue.ordered()) == len(expected)
         if expected:
             assert torch.allclose(moco.queue.ordered(), torch.stack(list(expected)), atol=1e-12)
+
+
+class TwiceAStep(torch.optim.Optimizer):
+    """A wrapper that steps an inner optimiser and then changes the weights once more, as several do."""
+
+    def __init__(self, inner: torch.optim.Optimizer, parameters: Iterable[nn.Parameter]) -> None:
+        self.inner = inner
+        super().__init__(parameters, {})
+
+    def step(self, closure: None = None) -> None:
+        self.inner.step()
+        with torch.no_grad():
+            for parameter in self.inner.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    parameter.sub_(0.1 * parameter.grad)
+
+
+@pytest.mark.parametrize("known_parameters", [True, False])
+def test_a_step_within_a_step_is_taken_when_the_outer_one_is_over(known_parameters: bool) -> None:
+    moco, other = make(), nn.Parameter(torch.zeros(1))
+    twin = copy.deepcopy(moco)
+    ours = TwiceAStep(torch.optim.SGD(moco.parameters(), 0.1), moco.parameters() if known_parameters else [other])
+    theirs = torch.optim.SGD(twin.parameters(), 0.2)
+    for _ in range(4):
+        views = small_views(6)
+        for model, optimizer in ((moco, ours), (twin, theirs)):
+            model(views).backward()
+            optimizer.step()
+            model.zero_grad()
+    for name, value in twin.state_dict().items():
+        assert torch.allclose(moco.state_dict()[name].double(), value.double(), atol=1e-12), name
+
+
+def test_an_optimiser_whose_step_fails_does_not_stop_the_others() -> None:
+    moco, other = make(), nn.Parameter(torch.zeros(1))
+    optimizer, broken = torch.optim.SGD(moco.parameters(), 0.1), TwiceAStep(torch.optim.SGD([other], 0.1), [other])
+    broken.inner.param_groups = []
+    for step in range(1, 4):
+        moco(small_views(6)).backward()
+        with pytest.raises(IndexError):
+            broken.step()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert moco.steps == step
+
+
+def test_a_compiled_optimiser_step_is_a_step() -> None:
+    moco = make()
+    optimizer = torch.optim.SGD(moco.parameters(), 0.1)
+    compiled = torch.compile(optimizer.step, backend="aot_eager")
+    for step in range(1, 4):
+        moco(small_views(6)).backward()
+        compiled()
+        optimizer.zero_grad()
+        assert moco.steps == step
+        assert int(moco.queue.filled) == 6 * step
+    torch._dynamo.reset()
 
 
 def test_clipping_and_schedulers_are_no_trouble() -> None:
