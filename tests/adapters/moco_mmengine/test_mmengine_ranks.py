@@ -51,7 +51,6 @@ def train(folder, name, batch, *launcher, options=()):
     (folder / f"{name}.py").write_text(CONFIG.replace("BATCH", str(batch)))
     command = [sys.executable, *launcher, "-m", "moco_plugins", "train", f"{name}.py", "--work-dir", name, *options]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
-    env["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     run = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=200)
     checkpoint = folder / name / "epoch_3.pth"
     # gloo processes may abort while they end, after all is written
