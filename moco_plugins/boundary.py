@@ -33,7 +33,8 @@ class StepBoundary:
         self._staged: list[_Staged] = []
         self._moved: set[str] = set()
         self._anchor: nn.Parameter | None = None
-        self._sharded = False
+        #: Sharded parameters never show their gradient, so that nothing can be told from its absence.
+        self.sharded = False
         self.passes = 0  # forward passes since the last step, alike on all ranks whatever is let go
         self.foreign_steps = 0
 
@@ -68,20 +69,12 @@ class StepBoundary:
 
     def _backward_reaches(self, grad: Tensor) -> None:
         anchor = self._anchor
-        if anchor is not None and anchor.grad is None and not self._sharded:
+        if anchor is not None and anchor.grad is None and not self.sharded:
             # A new accumulation begins: what was accumulated before has come to nothing.
             self._staged = [item for item in self._staged if item.state != _BACKWARD_DONE]
         for item in self._staged:
             if item.state == _IN_BACKWARD:
                 item.state = _BACKWARD_DONE
-
-    def look_at(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Learn, outside of the forward pass, whether the anchor is a parameter at all.
-
-        Sharded models (``fully_shard``) put other ones in place for the time of the forward pass; these never have a
-        gradient, which then tells nothing.
-        """
-        self._sharded = self._anchor is not None and all(p is not self._anchor for p in parameters)
 
     def take(self) -> list[tuple[Tensor, ...]]:
         """Count a step and hand out the staged keys, a tuple a forward pass; empty if this step was counted before."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 _size_groups: dict[Any, Any] = {}
 
@@ -77,6 +78,13 @@ def number_of_first(number: int, device: torch.device) -> int:
     carrier = torch.tensor(number, device=device)
     dist.broadcast(carrier, src=0)
     return int(carrier)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` has shared out parameters of the module among the ranks."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported, a second's work, by those only who use it
+    kind = getattr(fsdp, "FSDPModule", None)
+    return kind is not None and any(isinstance(part, kind) for part in module.modules())
 
 
 def warn_once_on_first_rank(message: str) -> None:

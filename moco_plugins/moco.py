@@ -215,7 +215,6 @@ class MoCo(nn.Module):
             return
         owned = follow.parameter_ids(optimizer)
         if any(id(p) in owned for p in self.query_encoder.parameters()):
-            self.boundary.look_at(self.query_encoder.parameters())
             stepping.commit(self, owned)
         elif self.boundary.staged:
             stepping.report_foreign(self, optimizer)

@@ -32,6 +32,7 @@ def prepare(moco: MoCo, batch: int) -> None:
         if problem:
             distributed.warn_once_on_first_rank(problem)
     _check_precision(moco)
+    moco.boundary.sharded = distributed.is_sharded(moco)
     moco.prepared = True
 
 

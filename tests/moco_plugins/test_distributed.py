@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -288,9 +288,10 @@ def test_state_loaded_by_rank_0_reaches_all_ranks(two_ranks: Ranks) -> None:
         assert torch.equal(second[name], value), name
 
 
-def on_rank_resume(checkpoint: bytes | None, steps: tuple[int, int]) -> dict[str, Tensor]:
+def on_rank_resume(checkpoint: bytes | None, steps: tuple[int, int], batch_norm: bool) -> dict[str, Any]:
     rank = dist.get_rank()
-    moco = make(rank, {"variant": "v2+"})
+    torch.manual_seed(rank)
+    moco = MoCo(small_backbone(batch_norm), 16, "v2+", queue_size=53, projection_dim=8, momentum=0.9).double()
     optimizer_state = None
     if checkpoint is not None:
         saved = torch.load(io.BytesIO(checkpoint), weights_only=True)
@@ -308,13 +309,14 @@ def on_rank_resume(checkpoint: bytes | None, steps: tuple[int, int]) -> dict[str
     return {"model": moco.state_dict(), "optimizer": optimizer.state_dict()}
 
 
-def test_two_ranks_resume_bit_identical(two_ranks: Ranks) -> None:
-    straight = two_ranks.run(on_rank_resume, None, (0, 8))[0]["model"]
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "shuffled BatchNorm"])
+def test_two_ranks_resume_bit_identical(two_ranks: Ranks, batch_norm: bool) -> None:
+    straight = two_ranks.run(on_rank_resume, None, (0, 8), batch_norm)[0]["model"]
     file = io.BytesIO()
-    torch.save(two_ranks.run(on_rank_resume, None, (0, 4))[0], file)
-    for resumed in two_ranks.run(on_rank_resume, file.getvalue(), (4, 8)):
-        for name, value in straight.items():
-            assert torch.equal(resumed["model"][name], value), name
+    torch.save(two_ranks.run(on_rank_resume, None, (0, 4), batch_norm)[0], file)
+    resumed, _ = two_ranks.run(on_rank_resume, file.getvalue(), (4, 8), batch_norm)
+    for name, value in straight.items():
+        assert torch.equal(resumed["model"][name], value), name
 
 
 def on_rank_skipped_step(skip: list[int]) -> dict[str, Any]:
@@ -382,6 +384,70 @@ def on_rank_evaluate_alone() -> dict[str, Any]:
 def test_rank_0_may_evaluate_alone(two_ranks: Ranks) -> None:
     first, second = two_ranks.run(on_rank_evaluate_alone)
     assert all(torch.equal(value, second["state"][name]) for name, value in first["state"].items())
+
+
+def on_rank_sharded(kind: str, parts: int, sizes: list[int], steps: int) -> dict[str, Any]:
+    """Optimiser state or the parameters themselves are shared out among the ranks."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    rank = dist.get_rank()
+    moco = make(0, {})
+    model: nn.Module = moco
+    if kind == "fully_shard":
+        fully_shard(moco)
+        optimizer = torch.optim.SGD(moco.parameters(), 0.1, momentum=0.9)
+    else:
+        model = DistributedDataParallel(moco)
+        optimizer = ZeroRedundancyOptimizer(moco.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9)
+    losses = []
+    for views in batches(steps, sum(sizes)):
+        optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64)
+        for chunk in zip(*(view.tensor_split(parts) for view in share(views, sizes, rank)), strict=True):
+            loss = model(chunk) / parts
+            loss.backward()
+            total += loss.detach()
+        dist.all_reduce(total)
+        losses.append(float(total) / len(sizes))
+        optimizer.step()
+
+    def whole(parameters: Iterable[Tensor]) -> list[Tensor]:
+        return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in parameters]
+
+    return {
+        "losses": losses,
+        "gradient": [],
+        "query": whole(moco.query_encoder.parameters()),
+        "key": whole(moco.key_encoder.parameters()),
+        "queue": moco.queue.keys,
+        "ptr": int(moco.queue.ptr),
+        "steps": moco.steps,
+    }
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("kind", ["fully_shard", "ZeroRedundancyOptimizer"])
+def test_sharded_training_equals_one_process(two_ranks: Ranks, kind: str, parts: int) -> None:
+    results = two_ranks.run(on_rank_sharded, kind, parts, [8, 8], 5)
+    assert_equal_to_one_process(results, {**one_process({}, [8, 8], 5), "gradient": []}, 5)
+
+
+def on_rank_learnable_temperature() -> dict[str, Tensor]:
+    moco = make(dist.get_rank(), {"learnable_temperature": True, "variant": "v2+"})
+    model = DistributedDataParallel(moco)
+    optimizer = torch.optim.SGD(moco.parameters(), 0.1)
+    for views in batches(4, 8):
+        model(share(views, [4, 4], dist.get_rank())).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return moco.state_dict()
+
+
+def test_learnable_temperature_is_the_same_on_all_ranks(two_ranks: Ranks) -> None:
+    first, second = two_ranks.run(on_rank_learnable_temperature)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert float(first["log_temperature"].exp()) != pytest.approx(0.2, abs=1e-4)
 
 
 def on_rank_count_traffic() -> int:
