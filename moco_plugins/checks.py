@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from .variants import Variant
 def check_settings(settings: Variant, backbone: object, bn_buffers: str, **whole: int) -> None:
     """Check MoCo's arguments; ``whole`` are further whole numbers, of at least 1 (drift_probe: 0)."""
     if not isinstance(backbone, nn.Module):
-        raise TypeError(f"backbone={backbone!r} is a {type(backbone).__name__}; it must be a torch.nn.Module")
+        hint = " (for MMEngine's configs there is moco_mmengine.MoCo)" if isinstance(backbone, Mapping) else ""
+        raise TypeError(f"backbone={backbone!r} is a {type(backbone).__name__}; it must be a torch.nn.Module{hint}")
     tensors = (*backbone.named_parameters(), *backbone.named_buffers())
     lazy = [name for name, tensor in tensors if nn.parameter.is_lazy(tensor)]
     if lazy:

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from .normalise import unit_rows
 
-#: Below a tenth of 1/sqrt(D), the feature std of unit vectors spread evenly, all images map to nearly the same point.
-COLLAPSE_RATIO = 0.1
+#: Features have collapsed where their std is under a tenth of 1/sqrt(D), that of unit vectors spread evenly. Untrained
+#: networks come near that, so at first only a hundredth counts.
+COLLAPSE_RATIO, EARLY_COLLAPSE_RATIO, EARLY_STEPS = 0.1, 0.01, 100
 
 
 @dataclass
@@ -80,9 +81,10 @@ def _others(negatives: Tensor, keys: Sequence[Tensor]) -> Tensor:
     return others if others.shape[0] else negatives  # after a collapse all keys are one
 
 
-def warn_of_collapse(metrics: dict[str, float], known: bool = False) -> bool:
+def warn_of_collapse(metrics: dict[str, float], steps: int, known: bool = False) -> bool:
     """Warn where the features have collapsed, unless that is known already, and say what to try; True if collapsed."""
-    if not metrics["feature_std"] < COLLAPSE_RATIO * metrics["feature_std_reference"]:
+    ratio = COLLAPSE_RATIO if steps >= EARLY_STEPS else EARLY_COLLAPSE_RATIO
+    if not metrics["feature_std"] < ratio * metrics["feature_std_reference"]:
         return False
     if known:
         return True

@@ -48,6 +48,7 @@ class MoCo(nn.Module):
         symmetric: each view is query and key in turn; the loss is the mean of both. v2+ and v3.
         in_batch_negatives: the other keys of the batch, of all ranks, are negatives too. v3 only.
         learnable_temperature: T starts at ``temperature`` and is trained (a parameter, in the logarithm).
+        projector: a projection head of your own, (N, feature_dim) -> (N, projection_dim), in place of the variant's.
         key_encoder: a second backbone of the same architecture, for backbones that cannot be deep-copied.
         shuffle_bn: "auto" (v1 and v2), True or False: keep query and key from sharing BatchNorm statistics, by
             exchanging images between ranks, or in one process by splitting BatchNorm into groups.
@@ -92,6 +93,7 @@ class MoCo(nn.Module):
         symmetric: bool | None = None,
         in_batch_negatives: bool | None = None,
         learnable_temperature: bool = False,
+        projector: nn.Module | None = None,
         key_encoder: nn.Module | None = None,
         shuffle_bn: bool | str = "auto",
         bn_splits: int = batchnorm.BN_SPLITS,
@@ -138,7 +140,8 @@ class MoCo(nn.Module):
         hidden, dim = settings.hidden_dim or feature_dim, settings.projection_dim
         if freeze_patch_projection or (freeze_patch_projection is None and variant == "v3"):
             _freeze_patches(backbone, required=bool(freeze_patch_projection))
-        projector = projection_head(feature_dim, hidden, dim, settings.projection_layers, settings.head_batch_norm)
+        if projector is None:
+            projector = projection_head(feature_dim, hidden, dim, settings.projection_layers, settings.head_batch_norm)
         self.query_encoder = Encoder(backbone, projector, feature_dim)
         self.predictor = projection_head(dim, hidden, dim, 2, settings.head_batch_norm) if settings.predictor else None
         self.key_encoder = Encoder(checks.second_backbone(backbone, key_encoder), copy.deepcopy(projector), feature_dim)
@@ -270,7 +273,7 @@ class MoCo(nn.Module):
             drifts = [drift for _, drift in self.key_drift()]
             metrics["key_drift"] = sum(drifts) / len(drifts)
         if self._last.query.shape[0] > 1:  # one image has no spread
-            self._collapsed = diagnostics.warn_of_collapse(metrics, known=self._collapsed)
+            self._collapsed = diagnostics.warn_of_collapse(metrics, self.steps, known=self._collapsed)
         return metrics
 
     @eager

@@ -94,10 +94,10 @@ def projection_head(in_dim: int, hidden_dim: int, out_dim: int, layers: int, bat
 def freeze_patch_projection(backbone: nn.Module) -> bool:
     """Freeze the patch projection of a vision transformer (v3, section 4.2); False where there is none.
 
-    torchvision calls it ``conv_proj``, timm ``patch_embed.proj``.
+    torchvision calls it ``conv_proj``, timm ``patch_embed.proj``, mmpretrain ``patch_embed.projection``.
     """
     for name, module in backbone.named_modules():
-        if name.endswith(("conv_proj", "patch_embed.proj")):
+        if name.endswith(("conv_proj", "patch_embed.proj", "patch_embed.projection")):
             for parameter in module.parameters():
                 parameter.requires_grad_(False)
             return True

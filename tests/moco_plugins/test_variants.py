@@ -235,3 +235,12 @@ def test_embed_is_the_backbone_without_head() -> None:
         images = small_views(5, torch.float32)[0]
         assert moco.feature_dim == 16
         assert torch.equal(moco.embed(images), moco.query_encoder.backbone(images))
+
+
+def test_own_projection_head_is_used_and_copied_for_the_keys() -> None:
+    head = nn.Sequential(nn.Linear(12, 5), nn.Tanh(), nn.Linear(5, 6))
+    moco = MoCo(nn.Flatten(), 12, queue_size=8, projection_dim=6, projector=head)
+    assert moco.query_encoder.projector is head
+    assert torch.equal(moco.key_encoder.projector[2].weight, head[2].weight)
+    assert moco.key_encoder.projector[2].weight is not head[2].weight
+    moco([torch.randn(2, 3, 2, 2), torch.randn(2, 3, 2, 2)]).backward()
