@@ -93,8 +93,7 @@ def test_loss_and_enqueue_compile_together_with_the_real_compiler() -> None:
     assert int(queue.ptr) == int(twin.ptr) == 8
 
 
-@pytest.mark.parametrize("variant", ["v2", "v2+"])
-@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize(("variant", "batch_norm"), [("v2", False), ("v2+", True)])
 def test_a_compiled_model_trains_as_the_eager_one(variant: str, batch_norm: bool) -> None:
     eager = MoCo(small_backbone(batch_norm), 16, variant, queue_size=40, projection_dim=8, momentum=0.9)
     moco = copy.deepcopy(eager)

@@ -206,6 +206,6 @@ def test_learnable_temperature_gets_the_gradient_of_the_dense_formula() -> None:
     nn.functional.cross_entropy(logits, torch.zeros(5, dtype=torch.long)).backward()
     assert moco.log_temperature.grad is not None
     assert float(moco.log_temperature.grad) == pytest.approx(float(log_t.grad), abs=1e-7)
-    before = float(moco.temperature)
+    before = float(moco.temperature.detach())
     torch.optim.SGD(moco.parameters(), 0.1).step()
-    assert float(moco.temperature) != before
+    assert float(moco.temperature.detach()) != before

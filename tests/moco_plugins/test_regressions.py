@@ -36,13 +36,13 @@ def test_it_learns(variant: str) -> None:
     pixels, _ = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels).float().reshape(-1, 1, 8, 8) / 16
     backbone = nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.Flatten()
+        nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2), nn.ReLU(), nn.Flatten()
     )
     size = 511
-    moco = MoCo(backbone, 64 * 36, variant, queue_size=size, projection_dim=32, momentum=0.99, temperature=0.1)
-    optimizer = torch.optim.AdamW(moco.parameters(), 1e-3)
+    moco = MoCo(backbone, 128, variant, queue_size=size, projection_dim=32, momentum=0.99, temperature=0.1)
+    optimizer = torch.optim.AdamW(moco.parameters(), 3e-3)
     views = AffineViews(rotation=0.1, scale=(0.95, 1.1), shift=0.1, shear=0.1)
-    losses = [step(moco, optimizer, views(images[torch.randint(len(images), (128,))])) for _ in range(60)]
+    losses = [step(moco, optimizer, views(images[torch.randint(len(images), (128,))])) for _ in range(80)]
     reference = moco.metrics()["loss_reference"]
     assert reference == pytest.approx(torch.log(torch.tensor(512.0)).item())
     assert sum(losses[-10:]) / 10 < 0.5 * reference
