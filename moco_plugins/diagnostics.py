@@ -81,7 +81,7 @@ def _others(negatives: Tensor, keys: Sequence[Tensor]) -> Tensor:
     return others if others.shape[0] else negatives  # after a collapse all keys are one
 
 
-def warn_of_collapse(metrics: dict[str, float], steps: int, known: bool = False) -> bool:
+def warn_of_collapse(metrics: dict[str, float], steps: int = 0, known: bool = False) -> bool:
     """Warn where the features have collapsed, unless that is known already, and say what to try; True if collapsed."""
     ratio = COLLAPSE_RATIO if steps >= EARLY_STEPS else EARLY_COLLAPSE_RATIO
     if not metrics["feature_std"] < ratio * metrics["feature_std_reference"]:

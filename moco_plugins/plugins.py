@@ -119,7 +119,8 @@ def list_plugins() -> list[PluginInfo]:
     for name, plugin in pm.list_name_plugin():
         if plugin is None:  # blocked
             continue
-        distribution, version = own if name == "builtin" else sources.get(name, ("(registered by hand)", ""))
+        ours = getattr(plugin, "__name__", "").startswith(f"{__package__}.")
+        distribution, version = own if ours else sources.get(name, ("registered by hand", ""))
         hooks = tuple(sorted(caller.name for caller in pm.get_hookcallers(plugin) or ()))
         infos.append(PluginInfo(name, distribution, version, hooks))
     return sorted(infos, key=lambda info: (info.name != "builtin", info.name))
