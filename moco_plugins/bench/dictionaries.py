@@ -88,9 +88,9 @@ class EndToEnd(_Contrastive):
 class MemoryBank(_Contrastive):
     """Figure 2(b): one stored feature for each image of the training set, as old as the image's last turn.
 
-    The positive is the other view's feature by the current encoder; negatives are drawn from the bank, without the images
-    of the batch. After each optimiser step the bank's rows of the batch become the new features (Wu et al. 2018,
-    arXiv:1805.01978, with momentum 0.5 there, 0 here unless asked for).
+    All keys come from the bank: the positive is the image's own row, negatives are drawn from the rows of the images that
+    are not in the batch. Only the first view is encoded. After each optimiser step the rows of the batch move to the new
+    features (Wu et al. 2018, arXiv:1805.01978, section 3.2 and 3.3).
 
     Args:
         backbone: images -> (N, feature_dim).
@@ -100,7 +100,7 @@ class MemoryBank(_Contrastive):
         projection_dim: D; 128.
         hidden_dim: width of the head's hidden layer; None: feature_dim.
         temperature: T; 0.2.
-        bank_momentum: fraction of a stored feature that is kept when it is renewed; 0.
+        bank_momentum: fraction of a stored feature that is kept when it is renewed; 0.5, as in the authors' code.
     """
 
     bank: Tensor
@@ -114,7 +114,7 @@ class MemoryBank(_Contrastive):
         projection_dim: int = V2.projection_dim,
         hidden_dim: int | None = V2.hidden_dim,
         temperature: float = V2.temperature,
-        bank_momentum: float = 0.0,
+        bank_momentum: float = 0.5,
     ) -> None:
         super().__init__(backbone, feature_dim, projection_dim, hidden_dim, temperature)
         if not 0 <= bank_momentum < 1:
@@ -134,17 +134,23 @@ class MemoryBank(_Contrastive):
         self._indices = indices
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
-        """Return the loss of two views of a batch, each (N, C, H, W); 0-dim."""
+        """Return the loss of a batch, views (N, C, H, W) each; 0-dim.
+
+        Where the image numbers are not known (:meth:`on_batch`), the other view's feature is the positive.
+        """
         query = self.encode(views[0])  # N x D
-        with torch.no_grad():
-            key = self.encode(views[1])
+        if self._indices is not None and len(self._indices) == len(query):
+            key = self.bank[self._indices.to(self.bank.device)]
+        else:
+            with torch.no_grad():
+                key = self.encode(views[1])
         negatives = self._draw(query)
         loss = info_nce(query, key, negatives, self.temperature)
         self._last = diagnostics.LastStep(
             loss.detach(), query.detach(), [key], self.temperature, len(negatives), in_batch=False
         )
         if self.training and loss.requires_grad and self._indices is not None:
-            self._staged = (self._indices.to(key.device), key)
+            self._staged = (self._indices.to(query.device), query.detach())
         return loss
 
     @torch.no_grad()

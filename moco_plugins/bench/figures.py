@@ -81,6 +81,7 @@ def _lines(
                           textcoords="offset points", color=style.GREY, fontsize=9)  # fmt: skip
     axes.set_xlabel(x_label)
     axes.set_xlim(left=0)
+    axes.locator_params(axis="x", integer=True)
     axes.grid(False, axis="x")
     if percent:
         style.percent_axis(axes.yaxis)
@@ -114,6 +115,7 @@ def loss(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Pict
         axes.plot(xs, ys, color=colours[row.label])
         axes.set_title(row.label, loc="left", fontsize=9.5, fontweight="bold", color=colours[row.label], pad=3)
         axes.set_xlim(0, max(xs))
+        axes.locator_params(axis="x", integer=True)
         axes.grid(False, axis="x")
         axes.locator_params(axis="y", nbins=3)
         axes.tick_params(labelbottom=axes is panels[-1])

@@ -176,14 +176,18 @@ def _resized(image: Tensor, size: int) -> Tensor:
 class StepLoader(DataLoader[Any]):
     """The training loader: yields ``((view, view), labels)`` and seeds the method's own draws of each step.
 
-    ``on_batch`` is told the image numbers of each batch before it is yielded (for a memory bank).
+    ``on_batch`` is told the image numbers of each batch before it is yielded (for a memory bank), ``on_start`` when an
+    epoch begins.
     """
 
     on_batch: Callable[[Tensor], None] | None = None
+    on_start: Callable[[], None] | None = None
 
     def __iter__(self) -> Any:
         batches: Any = self.batch_sampler
         epoch, rank = batches.epoch, distributed.rank()
+        if self.on_start is not None:
+            self.on_start()
         for number, (views, labels, indices) in enumerate(super().__iter__()):
             torch.manual_seed(key(batches.seed, "step", epoch, number, rank))
             if self.on_batch is not None:

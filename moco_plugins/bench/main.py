@@ -21,14 +21,10 @@ from .progress import Progress
 from .recipe import build_seeded_backbone, build_views
 from .results import Results
 from .run import carry_out, first_process
-from .settings import Settings, complete
+from .settings import MissingExtraError, Settings, complete
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
 _VERSIONS = ("moco-plugins", "torch", "torchvision", "lightly", "pytorch-lightning", "mmengine", "timm", "scikit-learn")
-
-
-class MissingExtraError(ImportError):
-    """The packages of an extra are not installed."""
 
 
 def need_bench_extra() -> None:

@@ -51,7 +51,7 @@ def draw_neighbours(
     return save_grid(
         columns,
         folder / NEIGHBOURS.format(_safe(label)),
-        ["test image", "nearest", *[""] * (nearest.shape[1] - 1)],
+        ["test image", *[f"{nth} nearest" for nth in ("1st", "2nd", "3rd", "4th")][: nearest.shape[1]]],
         wrong,
     )
 

@@ -28,7 +28,7 @@ def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1", r
     content = merged([Results(folder).content for folder in folders])
     out.mkdir(parents=True, exist_ok=True)
     pictures = figures.draw_all(content, out / "figures", metric)
-    kept = [picture for folder in folders for picture in kept_pictures(folder / "figures")]
+    kept = list({p.title: p for folder in reversed(folders) for p in kept_pictures(folder / "figures")}.values())
     path = out / "report.html"
     path.write_text(page(content, pictures, kept, metric, reference), encoding="utf-8")
     return path
@@ -113,7 +113,7 @@ def page(
 
 
 def _text(value: object) -> str:
-    return html.escape(str(value))
+    return html.escape(str(value)).replace(" %", "\u00a0%")
 
 
 def _section(title: str, pictures: Sequence[Picture], kind: str = "") -> str:

@@ -20,8 +20,8 @@ from .data import Data
 from .loader import StepLoader, key, random_state
 from .pictures import draw_features
 from .plan import RunPlan
-from .progress import Progress
-from .recipe import adamw, build_loader, build_seeded_backbone, one_cycle
+from .progress import Progress, Quiet
+from .recipe import adamw, build_loader, build_seeded_backbone, one_cycle, views_name
 from .results import plain, write_atomically
 from .scores import evaluate
 from .settings import Settings
@@ -42,6 +42,8 @@ def carry_out(run: RunPlan, settings: Settings, data: Data, out: Path, progress:
     Raises:
         KeyboardInterrupt: the user stopped it; what is on disk continues.
     """
+    if not first_process():
+        progress = Quiet()
     folder = out / "runs" / f"{run.folder}-{settings.engine}"
     folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
@@ -50,6 +52,7 @@ def carry_out(run: RunPlan, settings: Settings, data: Data, out: Path, progress:
         "engine": settings.engine,
         "seed": run.seed,
         "epochs": settings.epochs,
+        "views": views_name(settings, run.method),
         "options": plain(run.options),
     }
     try:
@@ -96,8 +99,7 @@ def _train_and_evaluate(
     counter = PassCounter(method, backbone)
     watch = Watch(method, data, settings, run, epochs, folder, progress, counter)
     resumed = min(len(watch.losses), len(loader) * epochs)
-    if first_process():
-        progress.start(f"{run.label} seed {run.seed}", len(loader) * epochs, resumed)
+    progress.start(f"{run.label} seed {run.seed}", len(loader) * epochs, resumed)
     memory = PeakMemory(torch.device("cuda") if _on_gpu(settings) else None)
     try:
         outcome = _train(run, settings, loader, method, epochs, folder, watch)
@@ -134,7 +136,7 @@ def _train(
 ) -> TrainingOutcome:
     engine = plugins.adapter(settings.engine).engine
     assert engine is not None  # checked with the settings
-    watch.begin()
+    loader.on_start = watch.begin
     return engine(
         TrainingJob(
             method=method,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -17,6 +18,10 @@ DEFAULT_METHODS = ("moco-v2", "simclr", "byol")
 #: Not part of what must agree for results to stand in one folder.
 _FREE = ("methods", "seeds", "engine", "data_root", "options", "method_options", "sweep", "ablation", "workers")
 _LEAST = {"epochs": 1, "seeds": 1, "batch_size": 2, "knn_k": 1, "devices": 1, "num_nodes": 1}
+
+
+class MissingExtraError(ImportError):
+    """The packages of an extra are not installed; the message has the pip command."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,11 @@ def complete(settings: Settings, data: Data) -> Settings:
     adapter = plugins.adapter(settings.engine)
     if adapter.engine is None:
         raise SettingsError(f"engine={settings.engine!r}: this adapter does not train by itself; choose another engine")
+    if importlib.util.find_spec(adapter.framework) is None:
+        command = adapter.install if " " in adapter.install else f'pip install "moco-plugins[{adapter.install}]"'
+        raise MissingExtraError(
+            f"engine={settings.engine!r} needs {adapter.framework}, which is not installed: {command}"
+        )
     settings = replace(
         settings,
         backbone=settings.backbone or preset.backbone,

@@ -65,11 +65,12 @@ class Watch:
             self.losses, self.curve, self.seconds = saved["losses"], saved["curve"], saved["seconds"]
             self.passes = tuple(saved["passes"])
         self._board = _tensorboard(folder / "tensorboard", len(self.losses)) if settings.tensorboard else None
-        self._since = time.perf_counter()
+        self._since: float | None = None
 
     def begin(self) -> None:
-        """Start the clock."""
-        self._since = time.perf_counter()
+        """Start the clock, when the first batch is asked for: an engine's preparations are not training."""
+        if self._since is None:
+            self._since = time.perf_counter()
 
     def on_step(self, step: int, loss: float) -> None:
         """Record the loss of a step.
@@ -90,7 +91,8 @@ class Watch:
 
     def on_epoch(self, epoch: int) -> None:
         """Evaluate now and then, save what is known."""
-        self.seconds += time.perf_counter() - self._since
+        if self._since is not None:
+            self.seconds += time.perf_counter() - self._since
         self.curve = [point for point in self.curve if point["epoch"] < epoch]
         if epoch == self.epochs or epoch % max(1, self.epochs // CURVE_POINTS) == 0:
             values = self.look()

@@ -4,15 +4,13 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from moco_plugins import hookimpl, plugins
 from moco_plugins.bench import main, watch
 from moco_plugins.bench.data import SettingsError
 from moco_plugins.bench.main import bench
@@ -21,80 +19,14 @@ from moco_plugins.bench.report import write_report
 from moco_plugins.bench.results import Results
 from moco_plugins.bench.settings import Settings
 from moco_plugins.bench.table import text_table
-from moco_plugins.datasets import DATASETS
 
-
-class Fails(nn.Module):
-    """A method that goes wrong in the way and at the step that it is told."""
-
-    total_steps: int | None = None
-
-    def __init__(self, backbone: nn.Module, feature_dim: int, how: str = "error", at: int = 2) -> None:
-        super().__init__()
-        self.backbone, self.feature_dim, self.how, self.at, self.calls = backbone, feature_dim, how, at, 0
-
-    def forward(self, views: Any) -> Tensor:
-        loss: Tensor = self.backbone(views[0]).square().mean()
-        if self.training:
-            self.calls += 1
-            if self.calls == self.at:
-                if self.how == "error":
-                    raise RuntimeError("the disk is full")
-                if self.how == "interrupt":
-                    raise KeyboardInterrupt
-                loss = loss * float("nan")
-        return loss
-
-    def embed(self, images: Tensor) -> Tensor:
-        return self.backbone(images)
-
-    def metrics(self) -> dict[str, float]:
-        return {}
-
-
-class Extra:
-    """A plugin with a small data set, one without labels, and a method that fails."""
-
-    @staticmethod
-    @hookimpl
-    def moco_datasets() -> dict[str, Any]:
-        def small(root: Any) -> Any:
-            train, test = DATASETS["digits"](None)
-            return train.subset(range(96)), test.subset(range(40))
-
-        def bare(root: Any) -> Any:
-            train, test = small(root)
-            train.labels = test.labels = None
-            return train, test
-
-        return {"small": small, "bare": bare}
-
-    @staticmethod
-    @hookimpl
-    def moco_methods() -> dict[str, Any]:
-        return {"fails": Fails}
-
-    @staticmethod
-    @hookimpl
-    def moco_report_sections(results: Any) -> list[tuple[str, str]]:
-        return [("From a plugin", f"<p>{len(results['runs'])} runs seen</p>")]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _extra() -> Iterator[None]:
-    plugins.register(Extra, "extra")
-    yield
-    plugins.unregister("extra")
-
-
-def small(**changes: Any) -> Settings:
-    return Settings(**{"methods": ("moco-v2",), "data": "small", "epochs": 2, "batch_size": 32, **changes})
+Make = Callable[..., Settings]
 
 
 @pytest.fixture(scope="module")
 def _finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
-    bench(small(), folder, Quiet())
+    bench(Settings(methods=("moco-v2",), data="small", epochs=2, batch_size=32), folder, Quiet())
     return folder
 
 
@@ -104,7 +36,7 @@ def finished(_finished: Path, tmp_path: Path) -> Path:
     return shutil.copytree(_finished, tmp_path / "finished")
 
 
-def test_three_methods_from_start_to_report(tmp_path: Path) -> None:
+def test_three_methods_from_start_to_report(tmp_path: Path, small: Make) -> None:
     results = bench(small(methods=("moco-v2", "simclr", "byol"), seeds=2), tmp_path, Quiet(), "the command")
     content = json.loads((tmp_path / "results.json").read_text())
     assert content == json.loads(json.dumps(results.content))
@@ -148,7 +80,7 @@ def test_three_methods_from_start_to_report(tmp_path: Path) -> None:
     assert text_table(content).count("\n") == 6
 
 
-def test_a_seed_fixes_everything(finished: Path, tmp_path: Path) -> None:
+def test_a_seed_fixes_everything(finished: Path, tmp_path: Path, small: Make) -> None:
     reference = Results(finished).runs[0]
     runs = bench(small(methods=("simclr", "moco-v2"), seeds=2), tmp_path / "more", Quiet()).runs
     again, other = (next(r for r in runs if (r["method"], r["seed"]) == ("moco-v2", seed)) for seed in (0, 1))
@@ -157,7 +89,7 @@ def test_a_seed_fixes_everything(finished: Path, tmp_path: Path) -> None:
     assert other["losses"] != reference["losses"]
 
 
-def test_engines_agree_step_by_step(tmp_path: Path) -> None:
+def test_engines_agree_step_by_step(tmp_path: Path, small: Make) -> None:
     pytest.importorskip("mmengine")
     runs = {
         engine: bench(small(engine=engine), tmp_path / engine, Quiet()).runs[0] for engine in ("lightning", "mmengine")
@@ -167,7 +99,9 @@ def test_engines_agree_step_by_step(tmp_path: Path) -> None:
     assert runs["lightning"]["knn_top1"] == runs["mmengine"]["knn_top1"]
 
 
-def test_finished_runs_are_kept_and_missing_ones_added(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_runs_are_kept_and_missing_ones_added(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, small: Make
+) -> None:
     before = Results(finished).runs[0]
     trained = []
     carry_out = main.carry_out
@@ -180,14 +114,14 @@ def test_finished_runs_are_kept_and_missing_ones_added(finished: Path, monkeypat
 @pytest.mark.parametrize(
     "change", [{"epochs": 3}, {"batch_size": 16}, {"data": "digits"}, {"options": {"momentum": 0.9}}]
 )
-def test_other_settings_are_never_mixed_in(finished: Path, change: dict[str, Any]) -> None:
+def test_other_settings_are_never_mixed_in(finished: Path, change: dict[str, Any], small: Make) -> None:
     before = (finished / "results.json").read_text()
     with pytest.raises(SettingsError, match="another --out"):
         bench(small(**change), finished, Quiet())
     assert (finished / "results.json").read_text() == before
 
 
-def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path: Path, small: Make) -> None:
     results = bench(small(methods=("fails", "moco-v2")), tmp_path, Quiet())
     failed, good = results.runs
     assert (failed["status"], good["status"]) == ("failed", "finished")
@@ -198,7 +132,7 @@ def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path: Path) -> None:
     assert {r["status"] for r in again.runs} == {"finished"}  # a failed run is tried again
 
 
-def test_nan_stops_that_run(tmp_path: Path) -> None:
+def test_nan_stops_that_run(tmp_path: Path, small: Make) -> None:
     settings = small(methods=("fails", "moco-v2"), method_options={"fails": {"how": "nan", "at": 5}})
     failed, good = bench(settings, tmp_path, Quiet()).runs
     assert failed["status"] == "failed"
@@ -207,7 +141,7 @@ def test_nan_stops_that_run(tmp_path: Path) -> None:
     assert good["status"] == "finished"
 
 
-def test_interrupt_keeps_what_is_finished_and_the_same_call_continues(tmp_path: Path) -> None:
+def test_interrupt_keeps_what_is_finished_and_the_same_call_continues(tmp_path: Path, small: Make) -> None:
     settings = small(methods=("moco-v2", "fails"), method_options={"fails": {"how": "interrupt", "at": 5}})
     with pytest.raises(KeyboardInterrupt):
         bench(settings, tmp_path, Quiet())
@@ -217,7 +151,7 @@ def test_interrupt_keeps_what_is_finished_and_the_same_call_continues(tmp_path: 
     assert again[1]["resumed_at_step"] == 3
 
 
-def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
+def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path, small: Make) -> None:
     whole = bench(small(epochs=3), tmp_path / "whole", Quiet()).runs[0]
 
     class Stops(Quiet):
@@ -234,7 +168,7 @@ def test_an_interrupted_run_ends_with_the_same_numbers(tmp_path: Path) -> None:
     assert [p["val_knn_top1"] for p in resumed["curve"]] == [p["val_knn_top1"] for p in whole["curve"]]
 
 
-def test_without_labels_accuracy_is_left_out(tmp_path: Path) -> None:
+def test_without_labels_accuracy_is_left_out(tmp_path: Path, small: Make) -> None:
     results = bench(small(data="bare"), tmp_path, Quiet())
     record = results.runs[0]
     assert record["status"] == "finished"
@@ -243,7 +177,9 @@ def test_without_labels_accuracy_is_left_out(tmp_path: Path) -> None:
     assert "no labels" in write_report([tmp_path], tmp_path).read_text()
 
 
-def test_looking_at_a_run_does_not_change_it(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_at_a_run_does_not_change_it(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small: Make
+) -> None:
     monkeypatch.setattr(watch.Watch, "look", lambda self: {"loss": torch.rand(3).sum().item()})
     assert bench(small(), tmp_path / "b", Quiet()).runs[0]["losses"] == Results(finished).runs[0]["losses"]
 
@@ -263,13 +199,13 @@ def test_looking_at_a_run_does_not_change_it(finished: Path, tmp_path: Path, mon
         ({"views": "nope"}, LookupError, "views='nope'"),
     ],
 )
-def test_bad_input(tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_bad_input(tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str, small: Make) -> None:
     with pytest.raises(error, match=message):
         bench(small(**change), tmp_path / "out", Quiet())
     assert not (tmp_path / "out" / "runs").exists()
 
 
-def test_a_sweep_runs_every_value(tmp_path: Path) -> None:
+def test_a_sweep_runs_every_value(tmp_path: Path, small: Make) -> None:
     runs = bench(small(epochs=1, sweep={"momentum": (0.0, 0.9)}), tmp_path, Quiet()).runs
     assert [(r["label"], r["options"]["momentum"]) for r in runs] == [
         ("moco-v2 momentum=0.0", 0.0),

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from moco_plugins import plugins
+from moco_plugins.bench.budget import Budget, epochs_for
+from moco_plugins.bench.data import SettingsError, load_data
+from moco_plugins.bench.findings import warnings
+from moco_plugins.bench.main import bench
+from moco_plugins.bench.plan import plan
+from moco_plugins.bench.progress import Quiet
+from moco_plugins.bench.recipe import adamw, build_loader, views_name
+from moco_plugins.bench.report import write_report
+from moco_plugins.bench.results import Results
+from moco_plugins.bench.run import build_method, thinned
+from moco_plugins.bench.settings import Settings, complete
+
+Make = Callable[..., Settings]
+COMMAND = [
+    sys.executable,
+    "-m",
+    "moco_plugins",
+    "bench",
+    "--data",
+    "digits",
+    "--methods",
+    "moco-v2",
+    "--progress",
+    "json",
+]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def test_continues_after_kill_9_to_the_same_numbers(tmp_path: Path) -> None:
+    command = [*COMMAND, "--epochs", "6", "--batch-size", "256", "--out"]
+    whole = tmp_path / "whole"
+    subprocess.run([*command, str(whole)], check=True, env=_environment(), capture_output=True)
+    cut = tmp_path / "cut"
+    process = subprocess.Popen([*command, str(cut)], stderr=subprocess.PIPE, text=True, env=_environment())
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("{") and json.loads(line).get("epoch") == 3:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert Results(cut).runs == []
+    subprocess.run([*command, str(cut)], check=True, env=_environment(), capture_output=True)
+    first, second = Results(whole).runs[0], Results(cut).runs[0]
+    assert second["resumed_at_step"] >= 10
+    for name in ("losses", "knn_top1", "linear_top1", "uniformity", "images_seen"):
+        assert first[name] == second[name], name
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    command = [
+        *COMMAND,
+        "--epochs",
+        "1",
+        "--batch-size",
+        "512",
+        "--devices",
+        "2",
+        "--device",
+        "cpu",
+        "--out",
+        str(tmp_path),
+    ]
+    shown = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300)
+    assert shown.returncode == 0, shown.stderr
+    (run,) = Results(tmp_path).runs
+    assert (run["status"], run["images_seen"], run["forward_images"]) == ("finished", 1024, 2048)
+    events = [json.loads(line)["event"] for line in shown.stderr.splitlines() if line.startswith("{")]
+    assert events == ["start", "epoch", "end"]  # the second process is silent
+
+
+def _settings(small: Make, **changes: Any) -> Any:
+    settings = small(**changes)
+    data = load_data(settings.data, None, None, settings.knn_k)
+    return complete(settings, data), data
+
+
+@pytest.mark.parametrize(
+    ("budget", "expected"),
+    [
+        # 96 images, batches of 32: 3 steps an epoch. MoCo makes 3 passes an image, BYOL 6.
+        ("images=960", {"moco-v2": 10, "byol": 10}),
+        ("passes=2880", {"moco-v2": 10, "byol": 5}),
+    ],
+)
+def test_budgets_become_epochs(small: Make, budget: str, expected: dict[str, int]) -> None:
+    settings, data = _settings(small, methods=tuple(expected), epochs=None, budget=budget)
+    for run in plan(settings):
+        loader = build_loader(settings, data, run.method, 0)
+        method, backbone = build_method(run, settings, data, loader)
+        before = {name: value.clone() for name, value in method.state_dict().items()}
+        random_before = torch.get_rng_state()
+        epochs = epochs_for(Budget.parse(budget), loader, method, backbone, adamw(settings))
+        assert epochs == expected[run.method]
+        assert all(torch.equal(value, method.state_dict()[name]) for name, value in before.items())
+        assert torch.equal(random_before, torch.get_rng_state())
+
+
+def test_a_budget_of_seconds_is_kept_for_the_resume(small: Make, tmp_path: Path) -> None:
+    settings = small(epochs=None, budget="seconds=0.5")
+    begin = time.perf_counter()
+    (run,) = bench(settings, tmp_path, Quiet()).runs
+    assert run["status"] == "finished", run.get("error")
+    assert run["seconds"] < max(5.0, time.perf_counter() - begin)
+    kept = tmp_path / "runs" / "moco-v2-seed0-lightning" / "epochs.json"
+    assert json.loads(kept.read_text()) == run["epochs"]
+    assert run["images_seen"] == 96 * run["epochs"]
+
+
+@pytest.mark.parametrize("text", ["seconds", "minutes=3", "epochs=0", "passes=many"])
+def test_budgets_that_mean_nothing(text: str) -> None:
+    with pytest.raises(SettingsError, match=f"--budget '{text}'"):
+        Budget.parse(text)
+
+
+def test_each_method_in_its_own_views(small: Make) -> None:
+    settings, _ = _settings(small, views="own", methods=("moco-v1", "byol", "simclr"))
+    assert [views_name(settings, method) for method in settings.methods] == ["v1", "v3", "v2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("momentum", ["moco-v2 momentum=0.0", "moco-v2 momentum=0.999"]),
+        ("queue", ["moco-v2 queue_size=64", "moco-v2 queue_size=4096"]),
+        ("mechanisms", ["end-to-end", "memory-bank", "moco-v2"]),
+        ("negatives", ["queue only", "batch only", "queue and batch"]),
+    ],
+)
+def test_ablations_can_be_built_and_give_a_loss(small: Make, name: str, labels: list[str]) -> None:
+    from moco_plugins.bench.dictionaries import register_dictionaries
+
+    register_dictionaries()
+    settings, data = _settings(small, methods=Settings().methods, ablation=name)
+    runs = plan(settings)
+    assert set(labels) <= {run.label for run in runs}
+    for run in runs:
+        loader = build_loader(settings, data, run.method, 0)
+        method, _ = build_method(run, settings, data, loader)
+        views, _ = next(iter(loader))
+        assert torch.isfinite(method(views))
+
+
+def test_mechanisms_run_and_are_reported(small: Make, tmp_path: Path) -> None:
+    results = bench(
+        small(methods=Settings().methods, ablation="mechanisms", epochs=1, tensorboard=True), tmp_path, Quiet()
+    )
+    runs = {run["label"]: run for run in results.runs}
+    assert {run["status"] for run in runs.values()} == {"finished"}
+    passes = {label: (r["forward_images"] / 96, r["backward_images"] / 96) for label, r in runs.items()}
+    assert passes == {"end-to-end": (2, 2), "memory-bank": (1, 1), "moco-v2": (2, 1)}
+    assert "Which dictionary?" in write_report([tmp_path], tmp_path).read_text()
+    logs = list(tmp_path.glob("runs/*/tensorboard/events.*"))
+    assert len(logs) == 3
+    assert all(log.stat().st_size > 100 for log in logs)
+
+
+def test_reports_are_merged(small: Make, tmp_path: Path) -> None:
+    bench(small(), tmp_path / "a", Quiet(), "first command")
+    bench(small(methods=("simclr",), epochs=1), tmp_path / "b", Quiet(), "second command")
+    page = write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "both").read_text()
+    for text in ("moco-v2", "simclr", "first command", "second command", "The merged results differ in epochs"):
+        assert text in page
+    assert page.count("<th scope=row>untrained") == 1
+
+
+def test_what_the_reader_must_know_is_said(small: Make, tmp_path: Path) -> None:
+    results = bench(small(knn_k=200, epochs=1), tmp_path, Quiet())
+    said = " ".join(warnings(results.content))
+    assert "k = 200 neighbours and there are 96 training images" in said
+    assert "only 40 test images" in said
+    assert "Only 1 seed" in said
+
+
+def test_one_class_and_no_labels(small: Make, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="--metric knn_top1: The images have no labels"):
+        bench(small(data="bare"), tmp_path, Quiet(), metric="knn_top1")
+    train, test = plugins.dataset_factory("small")(None)
+    train.labels, test.labels = torch.zeros(len(train)), torch.zeros(len(test))
+
+    class OneClass:
+        @staticmethod
+        def moco_datasets() -> dict[str, Any]:
+            return {"one": lambda root: (train, test)}
+
+    from moco_plugins import hookimpl
+
+    OneClass.moco_datasets = staticmethod(hookimpl(OneClass.moco_datasets))  # type: ignore[method-assign]
+    plugins.register(OneClass, "one")
+    try:
+        assert load_data("one", None, None, 20).notes == (
+            "All training images are of one class: accuracy is left out.",
+        )
+    finally:
+        plugins.unregister("one")
+
+
+def test_thinned_losses_are_means() -> None:
+    assert thinned([1.0, 3.0, 5.0], most=2) == [[2, 2.0], [3, 5.0]]
+    assert thinned([1.0, 3.0]) == [[1, 1.0], [2, 3.0]]
