@@ -177,8 +177,9 @@ class MoCo(nn.Module):
         if self.training:
             stepping.prepare(self, x_q.shape[0])
         pairs = [(x_q, x_k), (x_k, x_q)] if self.settings.symmetric else [(x_q, x_k)]
-        queries = [unit_rows(self._query(a)) for a, _ in pairs]  # N x D each
+        # Keys first: what they need in passing is free again before the queries' activations are kept.
         keys = [self._encode_keys(b, i) for i, (_, b) in enumerate(pairs)]  # N x D each, no gradient
+        queries = [unit_rows(self._query(a)) for a, _ in pairs]  # N x D each
         temperature = self.temperature
         with torch.autocast(x_q.device.type, enabled=False):
             losses = [self._contrast(q, k, temperature) for q, k in zip(queries, keys, strict=True)]
