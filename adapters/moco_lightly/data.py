@@ -32,7 +32,7 @@ class Pictures(Dataset[Any]):
         from torchvision.transforms.functional import to_pil_image
 
         image, label = self.images[index]
-        picture = image if hasattr(image, "mode") else to_pil_image(image)
+        picture = to_pil_image(image) if isinstance(image, Tensor) else image
         return (self.transform(picture) if self.transform else picture), label
 
 
