@@ -141,6 +141,10 @@ class KeyQueue(nn.Module):
             return
         saved = {name: state_dict[full] for full, name in names.items()}
         if saved["keys"].shape == self.keys.shape:
+            if self.fill == "random":  # zeros are what fill="empty" has saved in place of keys
+                free = torch.arange(self.size) >= int(saved["filled"])
+                empty = free & ~saved["keys"].any(1).cpu()
+                saved["keys"] = torch.where(empty[:, None].to(self.keys.device), self.keys, saved["keys"].to(self.keys))
             for name in _STATE:
                 getattr(self, name).copy_(saved[name])
         elif saved["keys"].ndim != 2 or saved["keys"].shape[1] != self.dim:

@@ -254,6 +254,25 @@ def test_loading_a_checkpoint_without_queue_is_an_error_and_changes_nothing() ->
     assert torch.equal(queue.keys, before)
 
 
+def test_a_full_queue_that_loads_an_emptier_one_offers_only_what_was_loaded() -> None:
+    full, other = KeyQueue(5, DIM, fill="empty"), KeyQueue(5, DIM, fill="empty")
+    full.enqueue(unit(9))
+    assert len(full.negatives()) == 5
+    other.enqueue(unit(2))
+    full.load_state_dict(other.state_dict())
+    assert torch.equal(full.negatives(), other.negatives())
+    assert len(full.negatives()) == 2
+
+
+@pytest.mark.parametrize("size", [5, 8])
+def test_a_queue_of_random_rows_that_loads_one_without_keeps_its_own_where_there_are_no_keys(size: int) -> None:
+    saved, queue = KeyQueue(5, DIM, fill="empty"), KeyQueue(size, DIM, resize="keep_newest")
+    saved.enqueue(unit(2))
+    queue.load_state_dict(saved.state_dict())
+    assert torch.equal(queue.ordered(), saved.ordered())
+    assert torch.allclose(queue.negatives().norm(dim=1), torch.ones(size), atol=1e-5)
+
+
 def test_saved_state_is_plain_tensors() -> None:
     file = io.BytesIO()
     torch.save(KeyQueue(4, DIM).state_dict(), file)
