@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,21 @@ from .table import Row, mean, rows
 
 def draw_all(results: Mapping[str, Any], folder: Path, metric: str) -> list[Picture]:
     """Draw all figures that the results have data for."""
-    table = rows(results, metric)
-    colours = style.colour_of(sorted({row.label for row in table if not row.baseline}))
     option = (results.get("ablation") or {}).get("option")
-    swept = sweep_figures(table, option, colours, folder) if option else []
-    drawers: list[Callable[..., Picture | None]] = [accuracy, loss, knn_over_epochs, knn_over_seconds, cost, drift]
+    table = [_shortened(row) for row in rows(results, metric)]
+    if len({row.method for row in table if not row.baseline}) > 1:
+        table = rows(results, metric)
+    colours = style.colour_of(sorted({row.label for row in table if not row.baseline}))
+    drawers: list[Callable[..., Picture | None]] = [accuracy, loss, knn_over_epochs, knn_over_seconds, drift]
+    if not option:
+        drawers.insert(4, cost)  # the runs of a sweep cost the same
     drawn = (drawer(table, colours, folder) for drawer in drawers)
-    return [*swept, *(picture for picture in drawn if picture is not None)]
+    return [*(sweep_figures(table, option, folder) if option else []), *(picture for picture in drawn if picture)]
+
+
+def _shortened(row: Row) -> Row:
+    """A row without the method's name in its label, for where all rows are of one method."""
+    return replace(row, label=row.label.removeprefix(f"{row.method} "))
 
 
 def accuracy(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Picture | None:

@@ -68,14 +68,18 @@ class Difference:
         """Say in words whether the data can tell the two apart."""
         if self.count < 2:
             return (
-                f"{self.label} against {self.reference}: {100 * self.mean:+.1f} points in {_seeds(self.count)}, "
+                f"{self.label} against {self.reference}: {_points(self.mean)} points in {_seeds(self.count)}, "
                 "which says nothing about chance."
             )
-        interval = f"{100 * self.mean:+.1f} points, 95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}"
+        interval = f"{_points(self.mean)} points, 95 % interval {_points(self.low)} to {_points(self.high)}"
         if not self.told_apart:
-            return f"{_seeds(self.count)} cannot tell {self.label} from {self.reference} ({interval})."
+            return f"{_seeds(self.count).capitalize()} cannot tell {self.label} from {self.reference} ({interval})."
         which = "better" if self.mean > 0 else "worse"
         return f"{self.label} is {which} than {self.reference} ({interval}, {_seeds(self.count)})."
+
+
+def _points(fraction: float) -> str:
+    return f"{100 * fraction:+.1f}".replace("-", "−")
 
 
 def _seeds(count: int) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 
 from . import style
 from .comparison import summary
-from .picture import Picture
+from .picture import Picture, curve
 from .table import Row, mean
 
 
-def sweep_figures(table: Sequence[Row], option: str, colours: Mapping[str, str], folder: Path) -> list[Picture]:
+def sweep_figures(table: Sequence[Row], option: str, folder: Path) -> list[Picture]:
     """Accuracy, and where it was measured key drift, against the values of an option."""
     lines = _lines(table, option)
     if not lines:
@@ -30,8 +30,8 @@ def sweep_figures(table: Sequence[Row], option: str, colours: Mapping[str, str],
     if any(_drift(row) is not None for rows in lines.values() for _, row in rows):
         path = _draw(lines, name, _drift, folder / f"sweep-{option}-drift.png", False)
         caption = (
-            f"Key drift at the end of training against {name}: one minus the cosine between keys in the queue and what the "
-            "key encoder makes of the same images today."
+            f"Key drift, averaged over the training, against {name}: one minus the cosine between keys in the queue and "
+            "what the key encoder makes of the same images today."
         )
         found.append(Picture(path, f"Key drift against {name}", caption, f"Key drift against {name}"))
     return found
@@ -49,7 +49,8 @@ def _lines(table: Sequence[Row], option: str) -> dict[str, list[tuple[Any, Row]]
 
 
 def _drift(row: Row) -> float | None:
-    values = [r["metrics"]["key_drift"] for r in row.records if (r.get("metrics") or {}).get("key_drift") is not None]
+    """The mean over the training: at its end the learning rate is zero, and nothing drifts."""
+    values = [drift for _, drift in curve(row, "epoch", "metric_key_drift")]
     return mean(values) if values else None
 
 

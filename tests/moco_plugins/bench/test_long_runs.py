@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from moco_plugins import plugins
+from moco_plugins import cli, plugins
 from moco_plugins.bench.budget import Budget, epochs_for
 from moco_plugins.bench.data import SettingsError, load_data
 from moco_plugins.bench.findings import warnings
@@ -47,9 +47,8 @@ def _environment() -> dict[str, str]:
 
 def test_continues_after_kill_9_to_the_same_numbers(tmp_path: Path) -> None:
     command = [*COMMAND, "--epochs", "6", "--batch-size", "256", "--out"]
-    whole = tmp_path / "whole"
-    subprocess.run([*command, str(whole)], check=True, env=_environment(), capture_output=True)
-    cut = tmp_path / "cut"
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert cli.main([*command[3:], str(whole)]) == 0
     process = subprocess.Popen([*command, str(cut)], stderr=subprocess.PIPE, text=True, env=_environment())
     assert process.stderr is not None
     for line in process.stderr:
@@ -58,7 +57,7 @@ def test_continues_after_kill_9_to_the_same_numbers(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert Results(cut).runs == []
-    subprocess.run([*command, str(cut)], check=True, env=_environment(), capture_output=True)
+    assert cli.main([*command[3:], str(cut)]) == 0
     first, second = Results(whole).runs[0], Results(cut).runs[0]
     assert second["resumed_at_step"] >= 10
     for name in ("losses", "knn_top1", "linear_top1", "uniformity", "images_seen"):

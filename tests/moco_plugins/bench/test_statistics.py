@@ -46,7 +46,7 @@ def test_pairs_by_seed_and_says_when_it_cannot_tell() -> None:
     assert found.count == 2
     assert found.mean == pytest.approx(0.005)
     assert not found.told_apart
-    assert found.sentence().startswith("two seeds cannot tell a from b (+0.5 points")
+    assert found.sentence().startswith("Two seeds cannot tell a from b (+0.5 points")
     one = paired("a", {0: 0.9}, "b", {0: 0.8})
     assert one is not None
     assert "says nothing about chance" in one.sentence()
