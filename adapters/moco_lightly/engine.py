@@ -7,6 +7,7 @@ import logging
 import signal
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,7 +42,11 @@ def train(job: TrainingJob) -> TrainingOutcome:
             seed_everything(job.seed)
         with _interruptible():
             trainer.fit(module, _loader(job, trainer), ckpt_path=str(checkpoint) if resume else None)
-    return TrainingOutcome(steps=trainer.global_step, steps_now=trainer.global_step - module.first_step)
+    return TrainingOutcome(
+        steps=trainer.global_step,
+        steps_now=trainer.global_step - module.first_step,
+        log_folder=Path(trainer.log_dir) if trainer.logger else None,
+    )
 
 
 def _trainer_arguments(job: TrainingJob) -> dict[str, Any]:

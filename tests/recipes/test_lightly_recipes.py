@@ -44,6 +44,7 @@ def run_recipe(*arguments: str, train: int = 512) -> float:
     """Run the script with arguments; return the accuracy that it prints."""
     argv, folder, out = sys.argv, os.getcwd(), io.StringIO()
     sys.argv = [str(RECIPE), *arguments]
+    other = sys.modules.pop("lightning.pytorch", None)  # a fresh process would have imported one Lightning only
     try:
         with contextlib.redirect_stdout(out), small_data(train, 256), tempfile.TemporaryDirectory() as scratch:
             os.chdir(scratch)
@@ -51,6 +52,8 @@ def run_recipe(*arguments: str, train: int = 512) -> float:
     finally:
         sys.argv = argv
         os.chdir(folder)
+        if other is not None:
+            sys.modules["lightning.pytorch"] = other
     found = re.findall(r"kNN accuracy (\d\.\d+)", out.getvalue())
     return float(found[0]) if found else -1.0
 

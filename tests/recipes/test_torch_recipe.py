@@ -10,12 +10,12 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "torch" / "moco.py"
 
 
 def test_learns(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", [str(RECIPE), "--epochs", "6"])
+    monkeypatch.setattr("sys.argv", [str(RECIPE), "--epochs", "4"])
     runpy.run_path(str(RECIPE), run_name="__main__")
     untrained, *epochs = (float(number) for number in re.findall(r"kNN accuracy (\d\.\d+)", capsys.readouterr().out))
-    assert len(epochs) == 6
+    assert len(epochs) == 4
     assert untrained < 0.91
-    assert epochs[-1] > 0.93
+    assert epochs[-1] > 0.92
 
 
 def test_is_short():

@@ -176,6 +176,23 @@ def test_accumulation_reports_optimiser_steps(digits, tmp_path):
     assert int(method.queue.filled) == 100
 
 
+def test_options_are_those_of_the_trainer(digits, tmp_path):
+    import pytorch_lightning as pl
+
+    loader = make_loader(digits, AffineViews(), lambda x: x, 40, 0)
+    options = {"logger": pl.loggers.CSVLogger(tmp_path / "logs"), "gradient_clip_val": 1e-9}
+    method = build("moco-v2")
+    before = [p.clone() for p in method.key_encoder.parameters()]
+    job = make_job(method, loader, tmp_path / "job", precision="bf16", options=options)
+    job.make_optimizer, job.make_scheduler = lambda m: torch.optim.SGD(m.parameters(), 0.1), None
+    outcome = train(job)
+    assert outcome.log_folder is not None
+    assert outcome.log_folder.is_relative_to(tmp_path / "logs")
+    for a, b in zip(before, method.key_encoder.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-6, rtol=0)  # clipped to nothing
+    assert method.queue.keys.dtype == torch.float32
+
+
 def test_errors_name_the_argument(digits, tmp_path):
     loader = make_loader(digits, AffineViews(), lambda x: x, 40, 0)
     job = make_job(build("simclr"), loader, tmp_path)
