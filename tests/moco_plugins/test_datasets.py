@@ -132,3 +132,21 @@ def test_subset_of_files() -> None:
     files = [Path("a"), Path("b"), Path("c")]
     part = ImageFiles(files, torch.tensor([0, 1, 0]), ("x", "y"), "RGB", 8, "n").subset([2, 1])
     assert (part.files, part.labels.tolist()) == ([Path("c"), Path("b")], [0, 1])  # type: ignore[union-attr]
+
+
+def test_a_torchvision_set_on_disk(tmp_path: Path) -> None:
+    raw = tmp_path / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for part, count in (("train", 6), ("t10k", 3)):
+        pixels = np.full((count, 28, 28), 7, dtype=np.uint8)
+        head = (0x803).to_bytes(4, "big") + b"".join(n.to_bytes(4, "big") for n in pixels.shape)
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
+        labels = np.arange(count, dtype=np.uint8)
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(
+            (0x801).to_bytes(4, "big") + count.to_bytes(4, "big") + labels.tobytes()
+        )
+    train, test = DATASETS["mnist"](tmp_path)
+    assert train.images.shape == (6, 1, 28, 28)
+    assert test.images.unique().tolist() == [7]
+    assert test.labels.tolist() == [0, 1, 2]
+    assert train.classes[3].startswith("3")
