@@ -11,6 +11,9 @@ from torch import Tensor, nn
 #: (name, query parameter, key parameter)
 Pair = tuple[str, nn.Parameter, nn.Parameter]
 
+#: Steps of an optimiser without query parameters, before any of one that has them, until it is reported.
+FOREIGN_STEPS = 3
+
 _FORWARD, _IN_BACKWARD, _BACKWARD_DONE = range(3)
 
 
@@ -36,7 +39,7 @@ class StepBoundary:
         #: Sharded parameters never show their gradient, so that nothing can be told from its absence.
         self.sharded = False
         self.passes = 0  # forward passes since the last step, alike on all ranks whatever is let go
-        self.foreign_steps = 0
+        self._foreign_steps = 0
 
     @property
     def staged(self) -> bool:
@@ -80,8 +83,13 @@ class StepBoundary:
         """Count a step and hand out the staged keys, a tuple a forward pass; empty if this step was counted before."""
         staged, self._staged = self._staged, []
         self.steps += bool(staged)
-        self.passes = self.foreign_steps = 0
+        self.passes = self._foreign_steps = 0
         return [item.keys for item in staged]
+
+    def foreign_step(self) -> bool:
+        """Count a step, while keys wait, of an optimiser that owns no parameter of interest; True: report it now."""
+        self._foreign_steps += 1
+        return self.steps == 0 and self._foreign_steps == FOREIGN_STEPS
 
     def due(self, pairs: list[Pair], owned: set[int] | None) -> list[Pair]:
         """The pairs that an optimiser owning ``owned`` (ids; None: all) moves now, each once a step.

@@ -152,6 +152,7 @@ class MoCo(nn.Module):
         if settings.queue_size:
             options = {"fill": queue_fill, "resize": queue_resize, **(queue_options or {})}
             self.queue = plugins.build_queue(queue, settings.queue_size, dim, options)
+        _place_like(backbone, projector, self.predictor, self.key_encoder.projector, self.queue)
         self.contrast = plugins.build_loss(loss, loss_options or {})
         self.momentum_rule = plugins.build_momentum(momentum_rule, momentum_options or {})
         if learnable_temperature:
@@ -317,6 +318,14 @@ def _settle(variant: str, **given: Any) -> Variant:
     if variant not in VARIANTS:
         raise ValueError(f"variant={variant!r} is not one of {', '.join(VARIANTS)}")
     return replace(VARIANTS[variant], **{name: value for name, value in given.items() if value is not None})
+
+
+def _place_like(backbone: nn.Module, *parts: nn.Module | None) -> None:
+    """Put new parts on the backbone's device and in its precision; a queue keeps float32 where that is half."""
+    like = next((p for p in backbone.parameters() if p.is_floating_point()), None)
+    for part in parts:
+        if part is not None and like is not None:
+            part.to(like.device, like.dtype)
 
 
 def _freeze_patches(backbone: nn.Module, required: bool) -> None:

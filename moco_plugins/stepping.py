@@ -9,8 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import batchnorm, distributed
+from .boundary import FOREIGN_STEPS
 from .eager import eager
 from .momentum import copy_module, pair_buffers, pair_parameters
+from .shared_queue import enqueue, share_queue
 
 if TYPE_CHECKING:
     from .moco import MoCo
@@ -26,7 +28,7 @@ def prepare(moco: MoCo, batch: int) -> None:
     moco.boundary.steps = distributed.number_of_first(moco.steps, next(moco.key_encoder.parameters()).device)
     distributed.broadcast_from_first([*moco.key_encoder.parameters(), *moco.key_encoder.buffers()])
     if moco.queue is not None and moco.gather_distributed:
-        distributed.broadcast_from_first(v for v in moco.queue.state_dict().values() if isinstance(v, Tensor))
+        share_queue(moco.queue)
     if moco.settings.shuffle_bn:
         problem = batchnorm.shuffles(moco.key_encoder, moco.bn_splits, batch)
         if problem:
@@ -66,17 +68,9 @@ def commit(moco: MoCo, owned: set[int] | None) -> None:
     if staged:
         _move_buffers(moco)
         if moco.queue is not None:
-            _enqueue(moco, staged)
+            enqueue(moco.queue, staged, moco.gather_distributed)
     due = moco.boundary.due(pair_parameters(moco.query_encoder, moco.key_encoder), owned)
     moco.momentum_rule([key for _, _, key in due], [query for _, query, _ in due], moco.momentum)
-
-
-def _enqueue(moco: MoCo, staged: list[tuple[Tensor, ...]]) -> None:
-    # View by view, so that a batch in parts fills the queue in the same order as a whole one.
-    keys = torch.stack([torch.cat(view) for view in zip(*staged, strict=True)], dim=1)  # N x views x D
-    if moco.gather_distributed:
-        keys = torch.cat(distributed.gather_rows(keys))
-    moco.queue.enqueue(keys.transpose(0, 1).flatten(0, 1))
 
 
 def _move_buffers(moco: MoCo) -> None:
@@ -89,14 +83,9 @@ def _move_buffers(moco: MoCo) -> None:
             key.copy_(query)
 
 
-#: Steps of an optimiser without query parameters, before any of one that has them, until it is reported.
-FOREIGN_STEPS = 3
-
-
 def report_foreign(moco: MoCo, optimizer: Optimizer) -> None:
     """Count a step of an optimiser that owns none of the query parameters while keys wait for one that does."""
-    moco.boundary.foreign_steps += 1
-    if moco.boundary.foreign_steps == FOREIGN_STEPS and moco.steps == 0:
+    if moco.boundary.foreign_step():
         distributed.warn_once_on_first_rank(
             f"{type(optimizer).__name__} has stepped {FOREIGN_STEPS} times and owns no parameter of this MoCo's query "
             "encoder, so the key encoder and the queue do not move. Give the optimiser moco.parameters(), or call "

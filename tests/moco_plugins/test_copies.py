@@ -98,3 +98,12 @@ def test_training_goes_on_after_a_move_to_another_dtype(
     assert moco.steps == 2
     assert int(moco.queue.filled) == 12
     assert moco.queue.keys.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_new_parts_take_the_place_and_precision_of_the_backbone(dtype: torch.dtype) -> None:
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(12, 8)).to(dtype)
+    moco = MoCo(backbone, 8, "v2+", queue_size=16, projection_dim=4, predictor=True)
+    assert all(p.dtype == dtype for p in moco.parameters())
+    assert moco.queue.keys.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    moco([torch.randn(2, 12, dtype=dtype), torch.randn(2, 12, dtype=dtype)]).backward()

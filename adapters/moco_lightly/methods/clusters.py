@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco_plugins import KeyQueue, distributed
+from moco_plugins.normalise import unit_rows
+from moco_plugins.shared_queue import enqueue, share_queue
 
 from ..frameworks import lightly
-from ..staging import enqueue, share_queue
 from .base import SteppedMethod, call_frozen, full_precision, pair
 
 
@@ -71,7 +71,7 @@ class SwAV(SteppedMethod):
         """Return the loss of two views of a batch, each (N, C, H, W); 0-dim."""
         pair(views)
         self._begin()
-        projections = [F.normalize(self.encoder(view), dim=1) for view in views]  # N x D each
+        projections = [unit_rows(self.encoder(view)) for view in views]  # N x D each
         frozen = self._progress(self.frozen)
         logits = [call_frozen(self.prototypes, "", z) if frozen else self.prototypes(z) for z in projections]  # N x P
         queued = self._queued_logits()
@@ -98,5 +98,5 @@ class SwAV(SteppedMethod):
     def on_step(self, staged: list[tuple[Tensor, ...]]) -> None:
         """Fill the queues, and bring the prototypes back to unit length."""
         for view, queue in enumerate(self.queues):
-            enqueue(queue, [rows[view] for rows in staged], gather=True)
+            enqueue(queue, [(rows[view],) for rows in staged], gather=True)
         self.prototypes.normalize()

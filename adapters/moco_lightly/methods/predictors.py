@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from moco_plugins import KeyQueue
+from moco_plugins.normalise import unit_rows
+from moco_plugins.shared_queue import enqueue, share_queue
 
 from ..frameworks import lightly
-from ..staging import enqueue, share_queue
 from .base import LightlyMethod, SteppedMethod, full_precision, pair
 
 
@@ -101,9 +101,9 @@ class NNCLR(SteppedMethod):
     @torch.no_grad()
     def _nearest(self, projections: Tensor) -> Tensor:
         keys = self.queue.negatives()
-        rows = F.normalize(projections, dim=1).to(keys.dtype)
+        rows = unit_rows(projections).to(keys.dtype)
         return keys[(rows @ keys.T).argmax(1)]
 
     def on_step(self, staged: list[tuple[Tensor, ...]]) -> None:
         """Fill the queue."""
-        enqueue(self.queue, [keys for (keys,) in staged], gather=True)
+        enqueue(self.queue, staged, gather=True)
