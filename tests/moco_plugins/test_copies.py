@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from reference import small_backbone, small_views
+from torch import nn
 from training import assert_same, changed, keys_now, make, snapshot, train_step
 
 from moco_plugins import MoCo
