@@ -276,6 +276,23 @@ def test_trains_on_two_processes_like_on_one(two_ranks, tmp_path):
         torch.testing.assert_close(first[0][name], value, atol=1e-5, rtol=1e-4, msg=name)
 
 
+def train_with_a_plain_loader(folder: Path) -> tuple[dict, int]:
+    os.environ["LOCAL_RANK"] = str(distributed.rank())
+    digits, _ = plugins.dataset_factory("digits")(None)
+    images = digits.images[:160].float() / 255
+    items = [([image, image.flip(-1)], 0) for image in images]
+    moco = build("moco-v2", dropout=0.0)
+    outcome = train(make_job(moco, DataLoader(items, 20, shuffle=True), folder, epochs=1, devices=2))
+    return {k: v for k, v in moco.state_dict().items() if "running" not in k}, outcome.steps
+
+
+def test_a_plain_loader_is_shared_out_by_lightning(two_ranks, tmp_path):
+    (first, steps), (second, _) = two_ranks.run(train_with_a_plain_loader, tmp_path)
+    assert steps == 4  # 160 images, 2 processes, 20 images each
+    assert int(first["queue.filled"]) == 100
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 def test_moco_is_a_method_of_the_job(digits, tmp_path):
     """The very instance is trained, and knows the length of its training."""
     loader = make_loader(digits, AffineViews(), lambda x: x, 40, 0)

@@ -149,8 +149,9 @@ def test_hyper_parameters_are_saved_and_loaded(tmp_path):
     assert "momentum" not in function.hparams
 
 
-def test_backbone_by_name_is_saved_with_the_rest(tmp_path):
-    module = MoCoModule("convnet", channels=1, image_size=8, queue_size=32, projection_dim=8)
+@pytest.mark.parametrize("name", ["convnet", "resnet18-cifar", "timm/resnet10t"])
+def test_backbone_by_name_is_saved_with_the_rest(name, tmp_path):
+    module = MoCoModule(name, channels=1, image_size=8, queue_size=32, projection_dim=8)
     t = fit(module, loader(48), max_epochs=1)
     t.save_checkpoint(tmp_path / "m.ckpt")
     again = MoCoModule.load_from_checkpoint(tmp_path / "m.ckpt", weights_only=True)

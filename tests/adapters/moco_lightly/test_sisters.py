@@ -26,10 +26,13 @@ OPTIONS = {
 }
 
 
+MOCO = {"moco-v2": {"queue_size": 150}, "moco-v3": {"hidden_dim": 32}}
+
+
 def build(name: str) -> torch.nn.Module:
     torch.manual_seed(0)
     return plugins.method_factory(name)(
-        ConvNet(1, 16), 256, **{"projection_dim": 64, "hidden_dim": 128, **OPTIONS[name]}
+        ConvNet(1, 16), 256, **{"projection_dim": 64, "hidden_dim": 128, **(OPTIONS | MOCO)[name]}
     )
 
 
@@ -62,7 +65,7 @@ def test_beats_its_untrained_backbone(name, tmp_path):
     assert knn() > untrained + 0.005
 
 
-@pytest.mark.parametrize("name", list(OPTIONS))
+@pytest.mark.parametrize("name", [*OPTIONS, *MOCO])
 def test_both_engines_train_alike(name, tmp_path):
     pytest.importorskip("mmengine")
     digits, _ = plugins.dataset_factory("digits")(None)
