@@ -74,7 +74,9 @@ def _agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     knn = "the same kNN accuracy"
     if first.get("knn_top1") != second.get("knn_top1"):
         knn = f"kNN accuracies {first.get('knn_top1')} and {second.get('knn_top1')}"
-    return f"{engines} give the same loss at each of {steps} steps (largest difference {worst:.0e}) and {knn}."
+    how = "exactly the same loss" if worst == 0 else "the same loss"
+    apart = "" if worst == 0 else f" (largest difference {worst:.0e})"
+    return f"{engines} give {how} at each of {steps} steps{apart} and {knn}."
 
 
 def unequal_budgets(results: Mapping[str, Any]) -> str | None:

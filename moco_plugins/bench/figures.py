@@ -17,9 +17,12 @@ from .table import Row, mean, rows
 def draw_all(results: Mapping[str, Any], folder: Path, metric: str) -> list[Picture]:
     """Draw all figures that the results have data for."""
     option = (results.get("ablation") or {}).get("option")
-    table = [_shortened(row) for row in rows(results, metric)]
-    if len({row.method for row in table if not row.baseline}) > 1:
-        table = rows(results, metric)
+    table = rows(results, metric)
+    runs = [row for row in table if not row.baseline]
+    if len({row.method for row in runs}) == 1:
+        table = [_shortened(row) for row in table]
+    if len({row.engine for row in runs}) > 1:
+        table = [row if row.baseline else replace(row, label=f"{row.label}, {row.engine}") for row in table]
     colours = style.colour_of(sorted({row.label for row in table if not row.baseline}))
     drawers: list[Callable[..., Picture | None]] = [accuracy, loss, knn_over_epochs, knn_over_seconds, drift]
     if not option:

@@ -79,7 +79,7 @@ def test_differences_are_against_the_reference() -> None:
 def test_engines_are_compared_step_by_step() -> None:
     same = [_run("a", 0, 0.9), _run("a", 0, 0.9, engine="mmengine")]
     (sentence,) = engines_agree({"runs": same})
-    assert "lightning and mmengine give the same loss at each of 4 steps" in sentence
+    assert "lightning and mmengine give exactly the same loss at each of 4 steps" in sentence
     other = _run("a", 0, 0.9, engine="mmengine")
     other["losses"][2][1] += 1e-3  # type: ignore[index]
     (sentence,) = engines_agree({"runs": [same[0], other]})
