@@ -21,7 +21,7 @@ from .settings import Settings
 
 #: Part of the training images whose labels are kept back to watch the training; test images are only used at the end.
 VALIDATION = 0.125
-#: About how often a run is evaluated on the validation part.
+#: At most how often a run is evaluated on the validation part, besides the last epoch.
 CURVE_POINTS = 10
 
 
@@ -94,7 +94,7 @@ class Watch:
         if self._since is not None:
             self.seconds += time.perf_counter() - self._since
         self.curve = [point for point in self.curve if point["epoch"] < epoch]
-        if epoch == self.epochs or epoch % max(1, self.epochs // CURVE_POINTS) == 0:
+        if epoch == self.epochs or epoch % -(-self.epochs // CURVE_POINTS) == 0:
             values = self.look()
             self.curve.append({"epoch": epoch, "seconds": round(self.seconds, 3), **values})
             self.progress.epoch(epoch, values)
