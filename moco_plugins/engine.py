@@ -65,7 +65,7 @@ class Adapter:
 
     name: str
     framework: str
-    #: The extra of moco-plugins, or the distribution, that brings the framework: ``pip install "moco-plugins[...]"``.
+    #: The command that brings the framework, such as ``pip install "moco-plugins[lightly]"``.
     install: str
     activate: Callable[[], None]
     engine: Callable[[TrainingJob], TrainingOutcome] | None = None

@@ -72,36 +72,41 @@ def pair_parameters(query: nn.Module, key: nn.Module) -> list[tuple[str, nn.Para
     """Pair the parameters of two encoders that can be averaged, by name: (name, query, key).
 
     Raises:
-        ValueError: a name or a shape is in one of them only.
+        ValueError: a name is in one of them only.
     """
-    pairs = _pair(dict(query.named_parameters()), dict(key.named_parameters()), "parameter")
+    pairs = _pair(dict(query.named_parameters()), dict(key.named_parameters()), "parameters")
     return [pair for pair in pairs if pair[1].is_floating_point() or pair[1].is_complex()]
 
 
 def pair_buffers(query: nn.Module, key: nn.Module) -> list[tuple[str, Tensor, Tensor]]:
     """Pair the buffers of two encoders by name: (name, query, key)."""
-    return _pair(dict(query.named_buffers()), dict(key.named_buffers()), "buffer")
+    return _pair(dict(query.named_buffers()), dict(key.named_buffers()), "buffers")
 
 
 def _pair(queries: dict[str, Any], keys: dict[str, Any], what: str) -> list[tuple[str, Any, Any]]:
-    missing, extra = sorted(queries.keys() - keys.keys()), sorted(keys.keys() - queries.keys())
-    if missing or extra:
+    if queries.keys() != keys.keys():
+        missing, extra = sorted(queries.keys() - keys.keys()), sorted(keys.keys() - queries.keys())
         raise ValueError(
-            f"key_encoder: its {what}s differ from the query encoder's: missing {missing[:5]}, extra {extra[:5]}; "
+            f"key_encoder: its {what} differ from the query encoder's: missing {missing[:5]}, extra {extra[:5]}; "
             "both encoders must have the same architecture"
         )
-    for name, tensor in queries.items():
-        if tensor.shape != keys[name].shape:
-            raise ValueError(
-                f"key_encoder: {what} {name} has shape {tuple(keys[name].shape)} and the query encoder's "
-                f"{tuple(tensor.shape)}; both encoders must have the same architecture"
-            )
     return [(name, tensor, keys[name]) for name, tensor in queries.items()]
 
 
 @torch.no_grad()
 def copy_module(query: nn.Module, key: nn.Module) -> None:
-    """Make ``key`` equal to ``query``, parameters and buffers, in place."""
-    parameters = _pair(dict(query.named_parameters()), dict(key.named_parameters()), "parameter")
-    for _, source, target in (*parameters, *pair_buffers(query, key)):
+    """Make ``key`` equal to ``query``, parameters and buffers, in place.
+
+    Raises:
+        ValueError: a name or a shape is in one of them only.
+    """
+    parameters = _pair(dict(query.named_parameters()), dict(key.named_parameters()), "parameters")
+    pairs = [*parameters, *pair_buffers(query, key)]
+    for name, source, target in pairs:
+        if source.shape != target.shape:
+            raise ValueError(
+                f"key_encoder: {name} has shape {tuple(target.shape)} and the query encoder's {tuple(source.shape)}; both "
+                "encoders must have the same architecture"
+            )
+    for _, source, target in pairs:
         target.copy_(source)

@@ -9,7 +9,7 @@ from moco_plugins.hookspecs import hookimpl
 
 from .baselines import BASELINES
 
-_MISSING = 'MMEngine is not installed: pip install "moco-plugins[mmengine]"'
+_INSTALL = 'pip install "moco-plugins[mmengine]"'
 
 
 def _need_mmengine() -> None:
@@ -18,7 +18,7 @@ def _need_mmengine() -> None:
     except ModuleNotFoundError as error:
         if error.name != "mmengine":
             raise
-        raise ModuleNotFoundError(_MISSING, name="mmengine") from error
+        raise ModuleNotFoundError(f"MMEngine is not installed: {_INSTALL}", name="mmengine") from error
 
 
 def activate() -> None:
@@ -52,7 +52,7 @@ def moco_adapters() -> Sequence[Adapter]:
         Adapter(
             name="mmengine",
             framework="mmengine",
-            install="mmengine",
+            install=_INSTALL,
             activate=activate,
             engine=train_job,
             train_config=train_config,

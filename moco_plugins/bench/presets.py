@@ -28,7 +28,7 @@ class Preset:
 _SMALL = Preset(
     backbone="convnet",
     views="affine",
-    epochs=22,
+    epochs=25,
     batch_size=64,
     options={"queue_size": 1024, "momentum": 0.99, "temperature": 0.2, "projection_dim": 64, "hidden_dim": 512},
 )

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import traceback
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,15 @@ def _train_and_evaluate(
         "resumed_at_step": resumed or None,
         "losses": thinned(watch.losses),
         "curve": watch.curve,
-        "metrics": method.metrics(),
+        "metrics": {**method.metrics(), **_whole_training(watch.curve)},
         **scores,
     }
+
+
+def _whole_training(curve: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """What tells something over the training only: at its end the learning rate is zero, and no key drifts."""
+    drifts = [point["metric_key_drift"] for point in curve if point.get("metric_key_drift") is not None]
+    return {"key_drift": sum(drifts) / len(drifts)} if drifts else {}
 
 
 def _train(

@@ -82,9 +82,8 @@ def complete(settings: Settings, data: Data) -> Settings:
     if adapter.engine is None:
         raise SettingsError(f"engine={settings.engine!r}: this adapter does not train by itself; choose another engine")
     if importlib.util.find_spec(adapter.framework) is None:
-        command = adapter.install if " " in adapter.install else f'pip install "moco-plugins[{adapter.install}]"'
         raise MissingExtraError(
-            f"engine={settings.engine!r} needs {adapter.framework}, which is not installed: {command}"
+            f"engine={settings.engine!r} needs {adapter.framework}, which is not installed: {adapter.install}"
         )
     settings = replace(
         settings,

@@ -8,7 +8,7 @@ from typing import Any
 
 from . import style
 from .comparison import summary
-from .picture import Picture, curve
+from .picture import Picture
 from .table import Row, mean
 
 
@@ -49,8 +49,8 @@ def _lines(table: Sequence[Row], option: str) -> dict[str, list[tuple[Any, Row]]
 
 
 def _drift(row: Row) -> float | None:
-    """The mean over the training: at its end the learning rate is zero, and nothing drifts."""
-    values = [drift for _, drift in curve(row, "epoch", "metric_key_drift")]
+    """The mean over the training and the seeds."""
+    values = [record["metrics"]["key_drift"] for record in row.records if "key_drift" in record.get("metrics", {})]
     return mean(values) if values else None
 
 
