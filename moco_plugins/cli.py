@@ -109,6 +109,11 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
     return found
 
 
+def _names(texts: Sequence[str] | None) -> tuple[str, ...]:
+    """Read names that are separated by spaces, commas or both."""
+    return tuple(name for text in texts or () for name in text.split(",") if name)
+
+
 def literal(text: str) -> Any:
     """A Python literal, or the text itself; ``true`` and ``false`` as in JSON."""
     if text.lower() in ("true", "false"):
@@ -147,7 +152,7 @@ def run_bench(arguments: argparse.Namespace, command: str) -> int:
         method, dot, option = name.rpartition(".")
         (special.setdefault(method, {}) if dot else general)[option] = value
     settings = Settings(
-        methods=tuple(arguments.methods or DEFAULT_METHODS),
+        methods=_names(arguments.methods) or DEFAULT_METHODS,
         data=arguments.data,
         data_root=arguments.data_root,
         engine=arguments.engine,

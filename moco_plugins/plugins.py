@@ -62,20 +62,31 @@ def manager() -> pluggy.PluginManager:
     from . import builtin
 
     pm.register(builtin, "builtin")
+    found: dict[str, metadata.EntryPoint] = {}
     for entry_point in metadata.entry_points(group=GROUP):
-        _load(pm, entry_point)
+        first = found.setdefault(entry_point.name, entry_point)
+        if first is entry_point:
+            _load(pm, entry_point)
+        elif first.value != entry_point.value:
+            raise PluginError(
+                f"two plugins are called {entry_point.name!r}: {first.value} of {_source(first)} and {entry_point.value} of "
+                f"{_source(entry_point)}; uninstall one of the two"
+            )
     return pm
 
 
+def _source(entry_point: metadata.EntryPoint) -> str:
+    return entry_point.dist.name if entry_point.dist else "(unknown)"
+
+
 def _load(pm: pluggy.PluginManager, entry_point: metadata.EntryPoint) -> None:
-    if pm.is_blocked(entry_point.name) or pm.has_plugin(entry_point.name):
+    if pm.is_blocked(entry_point.name):
         return
     try:
         plugin = entry_point.load()
     except Exception as error:  # a broken plugin must not take the host down, whatever it raises
-        source = entry_point.dist.name if entry_point.dist else entry_point.value
         warnings.warn(
-            f"moco-plugins: plugin {entry_point.name!r} of {source} could not be loaded and is left out: "
+            f"moco-plugins: plugin {entry_point.name!r} of {_source(entry_point)} could not be loaded and is left out: "
             f"{type(error).__name__}: {error}",
             stacklevel=2,
         )

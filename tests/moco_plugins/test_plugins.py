@@ -126,6 +126,15 @@ def test_two_plugins_with_one_name_are_both_named_and_one_can_be_blocked(tmp_pat
         assert result.returncode == 0, result.stderr
 
 
+def test_two_plugins_called_the_same_are_an_error_that_names_both_sources(tmp_path):
+    source = "from moco_plugins import hookimpl\n"
+    install_module(tmp_path, "one", source, entry_point="same")
+    install_module(tmp_path, "two", source, entry_point="same")
+    last = run(tmp_path, "from moco_plugins import plugins; plugins.methods()").stderr.splitlines()[-1]
+    for word in ("PluginError", "'same'", "dist-of-one", "dist-of-two"):
+        assert word in last
+
+
 def test_blocking_an_adapter_takes_its_names_away(tmp_path):
     result = run(
         tmp_path,

@@ -99,7 +99,7 @@ print(sorted(moco.metrics())[:2])
 
 def test_bench_runs_the_method_data_set_and_section_by_name(installed, tmp_path):
     command = [
-        *(sys.executable, "-W", "ignore", "-m", "moco_plugins", "bench", "--methods", "moco-v2", "spectral"),
+        *(sys.executable, "-W", "ignore", "-m", "moco_plugins", "bench", "--methods", "moco-v2,spectral"),
         *("--data", "mnist-parity", "--epochs", "1", "--out", str(tmp_path / "out")),
     ]
     result = subprocess.run(
