@@ -188,3 +188,23 @@ def test_a_half_imported_plugin_is_not_loaded(tmp_path):
     )
     result = run(tmp_path, "import selfish; from moco_plugins import plugins; print('selfish' in plugins.methods())")
     assert result.stdout.strip() == "True", result.stderr
+
+
+def test_with_the_oldest_pluggy_that_is_supported(tmp_path):
+    oldest = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(tmp_path), "pluggy==1.6.0"]
+    subprocess.run(oldest, check=True, capture_output=True, timeout=120)
+    install_module(
+        tmp_path,
+        "extra",
+        "from moco_plugins import hookimpl\n"
+        "@hookimpl\ndef moco_build_loss(name):\n    return (lambda *a: 'mine') if name == 'mine' else None\n"
+        "@hookimpl\ndef moco_methods():\n    return {'extra': dict}\n",
+    )
+    code = (
+        "import pluggy; from moco_plugins import plugins\n"
+        "print(pluggy.__version__, plugins.build_loss('mine', {})(), plugins.methods()['extra'][0])\n"
+        "plugins.build_queue('ring', 4, 2, {}); plugins.build_momentum('ema', {}); plugins.build_views('v2', 8, {})\n"
+        "print(sorted(plugins.adapters()), 'mnist5k' in plugins.datasets(), plugins.report_sections({}))"
+    )
+    result = run(tmp_path, code)
+    assert result.stdout.splitlines() == ["1.6.0 mine extra", "['lightning', 'mmengine'] True []"], result.stderr
