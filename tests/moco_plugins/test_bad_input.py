@@ -49,7 +49,7 @@ def build(**options: Any) -> MoCo:
         ({"queue_resize": "crop"}, "resize='crop'.*'error' or 'keep_newest'"),
         ({"freeze_patch_projection": True}, "freeze_patch_projection=True.*Sequential.*conv_proj.*patch_embed.proj"),
     ],
-    ids=lambda value: str(value) if isinstance(value, dict) else "",
+    ids=lambda value: ", ".join(map(str, value)) if isinstance(value, dict) else "",
 )
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
