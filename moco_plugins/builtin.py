@@ -15,6 +15,14 @@ from .moco import MoCo
 from .momentum import MomentumRule, ema
 from .views import AffineViews, TwoViews
 
+#: The names that each building hook answers to here.
+PARTS = {
+    "moco_build_queue": ("ring",),
+    "moco_build_momentum": ("ema",),
+    "moco_build_loss": ("info_nce",),
+    "moco_build_views": ("v1", "v2", "v2+", "v3", "affine"),
+}
+
 
 @hookimpl
 def moco_build_queue(name: str, size: int, dim: int, options: Mapping[str, Any]) -> KeyQueue | None:

@@ -7,6 +7,7 @@ imported gives a warning and the rest work; a misspelt hook and a name claimed t
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import sys
@@ -153,9 +154,12 @@ def _each(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
 def _build(hook: str, kind: str, name: str, **arguments: Any) -> Any:
     answers = _each(hook, name=name, **arguments)
     if not answers:
+        from .builtin import PARTS
+
+        others = [info.name for info in list_plugins() if hook in info.hooks and info.name != "builtin"]
         raise UnknownNameError(
-            f"{kind}={name!r}: no plugin provides it. Loaded plugins: {', '.join(p.name for p in list_plugins())}; "
-            f"built-in names are in the documentation of the hook {hook}"
+            f"{kind}={name!r}: no plugin provides it. Built in: {', '.join(PARTS[hook])}; other plugins with "
+            f"{hook}, whose documentation has their names: {', '.join(others) or 'none'}"
         )
     if len(answers) > 1:
         raise PluginError(_twice(kind, name, [plugin for plugin, _ in answers]))
@@ -183,7 +187,9 @@ def _collect(hook: str, kind: str) -> dict[str, tuple[str, Any]]:
 def _pick(table: Mapping[str, tuple[str, Any]], kind: str, name: str) -> Any:
     if name not in table:
         known = ", ".join(f"{n} ({plugin})" for n, (plugin, _) in table.items()) or "none"
-        raise UnknownNameError(f"{kind}={name!r} is not known. There are (plugin in brackets): {known}")
+        close = difflib.get_close_matches(name.lower(), table, 1)
+        hint = f" Did you mean {close[0]}?" if close else ""
+        raise UnknownNameError(f"{kind}={name!r} is not known.{hint} There are (plugin in brackets): {known}")
     return table[name][1]
 
 

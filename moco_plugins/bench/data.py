@@ -53,6 +53,8 @@ def load_data(name: str, root: str | None, image_size: int | None, knn_k: int) -
     given, path = name, Path(name).expanduser()
     if name not in plugins.datasets() and path.exists():
         name, root = "imagefolder", given
+    elif name not in plugins.datasets() and (path.is_absolute() or "/" in name):
+        raise SettingsError(f"data={name!r}: there is no such folder (looked for {path.resolve()})")
     train, test = plugins.dataset_factory(name)(root)
     if len(train) < 10 or len(test) < 2:
         raise SettingsError(f"data={given!r} has {len(train)} training and {len(test)} test images: too few")

@@ -58,8 +58,11 @@ def test_bench_prints_the_table_and_says_where_everything_is(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["bench", "--methods", "mocov2"], "method='mocov2' is not known. There are (plugin in brackets): "),
-        (["bench", "--data", "/nowhere/at/all"], "data='/nowhere/at/all' is not known"),
+        (
+            ["bench", "--methods", "mocov2"],
+            "method='mocov2' is not known. Did you mean moco-v2? There are (plugin in brackets): ",
+        ),
+        (["bench", "--data", "/nowhere/at/all"], "data='/nowhere/at/all': there is no such folder"),
         (["bench", "--engine", "keras"], "engine='keras' is not known"),
         (["bench", "--backbone", "resnet81"], "Did you mean resnet18"),
         (["bench", "--data", "cifar10", "--data-root", "/nowhere"], "download=True"),
