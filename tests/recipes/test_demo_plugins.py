@@ -87,11 +87,9 @@ for step in range(150):
     images = digits[torch.randint(len(digits), (64,))]
     loss = moco([images + 0.2 * torch.randn_like(images) for _ in range(2)])
     optimizer.zero_grad(); loss.backward(); optimizer.step()
-    if step == 0:
-        before = moco.metrics()["contrastive_top1"]
-after = moco.metrics()["contrastive_top1"]
+after = moco.metrics()  # by chance the positive is nearest in one of 129 cases
 assert int(moco.queue.filled) == 128 and moco.steps == 150
-assert after > 0.5 and after > before, (before, after)
+assert after["contrastive_top1"] > 0.4 and after["positive_cosine"] > after["negative_cosine"] + 0.4, after
 print(sorted(moco.metrics())[:2])
 """
     assert "contrastive_top1" in run(installed, SETUP + code)

@@ -84,7 +84,8 @@ def test_probe_chooses_its_strength_on_the_validation_part() -> None:
         reference = LogisticRegression(C=strength / len(kept), max_iter=300, tol=1e-3)
         reference.fit(scaled[kept].numpy(), labels[kept].numpy())
         scores[strength] = reference.score(scaled[held].numpy(), labels[held].numpy())
-    assert len(set(scores.values())) == 3  # the choice matters here
+    best, second = sorted(scores.values(), reverse=True)[:2]
+    assert best > second, "the choice must matter here"
     assert linear_probe(train, labels, tested, test[1], strengths, seed=7)[1] == max(scores, key=lambda c: scores[c])
 
 
