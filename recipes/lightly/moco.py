@@ -1,6 +1,6 @@
 """MoCo in a lightly pipeline: lightly's data set and transform, our module or loss. MNIST digits, or CIFAR-10 from disk.
 
-python recipes/lightly/moco.py                  Lightning: about 45 s on two CPU cores, kNN accuracy 0.93 (untrained: 0.89)
+python recipes/lightly/moco.py                  Lightning: about 40 s on two CPU cores, kNN accuracy 0.93 (untrained: 0.89)
 python recipes/lightly/moco.py --devices 2      the same, distributed
 python recipes/lightly/moco.py --loop           lightly's plain training loop, with MoCoLoss in place of its NTXentLoss
 """
@@ -22,7 +22,7 @@ from moco_plugins.bench.evaluation import extract_features, knn_accuracy
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--data", default="mnist5k", choices=["mnist5k", "cifar10"])
-parser.add_argument("--epochs", type=int, default=10)
+parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--devices", type=int, default=1)
 parser.add_argument("--loop", action="store_true")
 args = parser.parse_args()
