@@ -75,9 +75,9 @@ def test_backbone_whose_parameters_have_no_shape_yet() -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("queue", "queue='nothing'.*Loaded plugins: builtin"),
-        ("loss", "loss='nothing'.*Loaded plugins: builtin"),
-        ("momentum_rule", "momentum_rule='nothing'.*Loaded plugins: builtin"),
+        ("queue", "queue='nothing'.*Built in: ring"),
+        ("loss", "loss='nothing'.*Built in: info_nce"),
+        ("momentum_rule", "momentum_rule='nothing'.*Built in: ema"),
     ],
 )
 def test_part_that_no_plugin_provides(option: str, message: str) -> None:
