@@ -72,7 +72,7 @@ def info_nce(
     banks = [bank for bank in banks if bank.shape[0] > 0]
     with _full_precision(query.device.type):
         query, positive, banks = _common_dtype(query, positive, banks)
-        temperature = torch.as_tensor(temperature, dtype=_accumulation_dtype(query), device=query.device)
+        temperature = _on_device(temperature, query)
         formula = (
             _FusedInfoNCE.apply if _use_fused(query, positive, banks, in_batch_negatives, implementation) else _dense
         )
@@ -162,6 +162,13 @@ def _common_dtype(query: Tensor, positive: Tensor, banks: list[Tensor]) -> tuple
     """Compute in the widest dtype given: half-precision queries against a float32 queue are float32."""
     kind = functools.reduce(torch.promote_types, (t.dtype for t in (positive, *banks)), query.dtype)
     return query.to(kind), positive.to(kind), [bank.to(kind) for bank in banks]
+
+
+def _on_device(temperature: float | Tensor, query: Tensor) -> Tensor:
+    kind = _accumulation_dtype(query)
+    if isinstance(temperature, Tensor):
+        return temperature.to(query.device, kind)
+    return torch.full((), temperature, dtype=kind, device=query.device)  # filled there: a copy would make the host wait
 
 
 def _accumulation_dtype(tensor: Tensor) -> torch.dtype:
