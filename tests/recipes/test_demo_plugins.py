@@ -89,7 +89,7 @@ for step in range(150):
     optimizer.zero_grad(); loss.backward(); optimizer.step()
 after = moco.metrics()  # by chance the positive is nearest in one of 129 cases
 assert int(moco.queue.filled) == 128 and moco.steps == 150
-assert after["contrastive_top1"] > 0.4 and after["positive_cosine"] > after["negative_cosine"] + 0.4, after
+assert after["contrastive_top1"] > 0.5 and after["positive_cosine"] > after["negative_cosine"] + 0.4, after
 print(sorted(moco.metrics())[:2])
 """
     assert "contrastive_top1" in run(installed, SETUP + code)
