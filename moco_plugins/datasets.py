@@ -49,6 +49,10 @@ class ImageArray(Dataset[tuple[Tensor, int]]):
         self.images, self.name, self.classes = images, name, tuple(classes)
         self.labels = labels.long() if labels is not None else None
         self.channels, self.image_size = images.shape[1], images.shape[2]
+        #: All images, where this set is a part that :func:`train_test` has cut from them.
+        self.whole: ImageArray | None = None
+        #: More images to train on than have labels; None: these are all.
+        self.pretrain: ImageArray | None = None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -81,11 +85,20 @@ def stratified_split(labels: Tensor | None, count: int, held_out: float, seed: i
     return torch.cat(kept).sort().values, torch.cat(held).sort().values
 
 
+def train_test(whole: Any, seed: int = 0) -> tuple[Any, Any]:
+    """Cut a set with ``labels`` and ``subset(indices)`` into (train, test), four fifths to one fifth of each class.
+
+    The training set remembers the ``whole``, so that the harness can cut it anew for each seed.
+    """
+    kept, held_out = stratified_split(whole.labels, len(whole), 0.2, seed)
+    train, test = whole.subset(kept), whole.subset(held_out)
+    train.whole = whole
+    return train, test
+
+
 def _split(images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], name: str) -> tuple[ImageArray, ImageArray]:
     classes = [str(c) for c in np.unique(labels)]
-    whole = ImageArray(torch.from_numpy(images)[:, None], torch.from_numpy(labels), classes, name)
-    train, test = stratified_split(whole.labels, len(whole), 0.2)
-    return whole.subset(train), whole.subset(test)
+    return train_test(ImageArray(torch.from_numpy(images)[:, None], torch.from_numpy(labels), classes, name))
 
 
 @functools.cache
@@ -131,9 +144,10 @@ _TORCHVISION: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "cifar10": ("CIFAR10", {"train": True}, {"train": False}),
     "cifar100": ("CIFAR100", {"train": True}, {"train": False}),
     "mnist": ("MNIST", {"train": True}, {"train": False}),
+    "kmnist": ("KMNIST", {"train": True}, {"train": False}),
     "fashion-mnist": ("FashionMNIST", {"train": True}, {"train": False}),
     "svhn": ("SVHN", {"split": "train"}, {"split": "test"}),
-    "stl10": ("STL10", {"split": "train"}, {"split": "test"}),
+    "stl10": ("STL10", {"split": "train+unlabeled"}, {"split": "test"}),
 }
 
 
@@ -162,7 +176,12 @@ def _torchvision(name: str, root: str | os.PathLike[str] | None) -> tuple[ImageA
             pixels = pixels.permute(0, 3, 1, 2).contiguous()
         classes = getattr(data, "classes", None) or [str(c) for c in range(int(labels.max()) + 1)]
         parts.append(ImageArray(pixels, labels, classes, name))
-    return parts[0], parts[1]
+    train, test = parts
+    labelled = (train.labels >= 0).nonzero()[:, 0]  # type: ignore[operator]
+    if len(labelled) < len(train):  # STL-10: methods learn from all images, evaluation needs labels
+        everything, train = train, train.subset(labelled)
+        train.pretrain = everything
+    return train, test
 
 
 def _imagenette(root: str | os.PathLike[str] | None) -> tuple[Any, Any]:

@@ -74,7 +74,10 @@ def moco_datasets() -> Mapping[str, Callable[..., Any]]:
     """Offer data sets: name -> factory; called when data sets are listed or one is asked for by name.
 
     A factory is called as ``factory(root)`` (``root``: folder of downloaded data, or None) and returns
-    ``(train, test)``, two map-style data sets of ``(image, label)``.
+    ``(train, test)``, two map-style data sets of ``(image, label)``. What ``train`` may have besides: ``labels``, a tensor,
+    which saves opening all images; ``classes``, their names; ``pretrain``, a set of more images to train on than have
+    labels; ``whole``, the set that both parts were cut from by :func:`moco_plugins.datasets.train_test`: the harness
+    then cuts it anew for each seed. What a factory warns of stands in the report.
     """
 
 

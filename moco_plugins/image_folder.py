@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .datasets import DataNotFoundError, stratified_split
+from .datasets import DataNotFoundError, train_test
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
 #: Up to this many files each one is decoded when the folder is opened; above, only its header is read.
@@ -46,6 +46,8 @@ class ImageFiles(Dataset[tuple[Any, int]]):
         self.files, self.labels, self.classes = list(files), labels, tuple(classes)
         self.mode, self.image_size, self.name = mode, image_size, name
         self.channels = 1 if mode == "L" else 3
+        #: All images, where this set is a part that :func:`moco_plugins.datasets.train_test` has cut from them.
+        self.whole: ImageFiles | None = None
 
     def __len__(self) -> int:
         return len(self.files)
@@ -94,13 +96,11 @@ def image_folder(path: str | os.PathLike[str]) -> tuple[ImageFiles, ImageFiles]:
             f"data={str(path)!r}: only {len(files)} readable images in {root.resolve()}; 10 are the least"
         )
     mode, size = _look(files)
-    whole = ImageFiles(files, _numbers(names, classes), classes, mode, size, root.name)
-    kept, held_out = stratified_split(whole.labels, len(whole), 0.2)
-    return whole.subset(kept), whole.subset(held_out)
+    return train_test(ImageFiles(files, _numbers(names, classes), classes, mode, size, root.name))
 
 
 def _numbers(names: list[str], classes: list[str]) -> Tensor | None:
-    if not classes:
+    if not names:
         return None
     number = {name: i for i, name in enumerate(classes)}
     return torch.tensor([number[name] for name in names])

@@ -19,7 +19,7 @@ RAW_SIDE = 32
 
 
 def baselines(settings: Settings, data: Data, seed: int, raw: bool) -> list[dict[str, Any]]:
-    """The records of the baselines of one seed; raw pixels are the same for every seed."""
+    """The records of the baselines of one seed; ``raw``: raw pixels too; a split has the same for every seed."""
     found = []
     if raw:
         train, test = (_pixels(part, data) for part in (data.train, data.test))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from .data import SettingsError
 from .loader import StepLoader, key, random_state
 
 KINDS = ("epochs", "images", "passes", "seconds")
-_WARM_UP, _TIMED = 3, 10  # steps
+_WARM_UP, _TIMED = 3, 20  # steps
 
 
 @dataclass(frozen=True)
@@ -51,23 +52,38 @@ class Budget:
         return self.kind in ("passes", "seconds")
 
 
-def epochs_for(
+@dataclass(frozen=True)
+class Length:
+    """How long a run is: so many epochs of so many steps each."""
+
+    epochs: int
+    steps: int
+
+
+def length_for(
     budget: Budget,
     loader: StepLoader,
     method: nn.Module,
     backbone: nn.Module,
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-) -> int:
-    """How many whole epochs come nearest to the budget, at least one; the method is tried on a copy."""
-    steps = len(loader)
+) -> Length:
+    """The length that comes nearest to the budget, at least one step; the method is tried on a copy.
+
+    Epochs may end early, and there may be a few more of them, so that a budget which is no whole number of epochs is met.
+    """
+    whole = len(loader)
     if budget.kind == "epochs":
-        return max(1, round(budget.amount))
+        return Length(max(1, round(budget.amount)), whole)
     if budget.kind == "images":
         sampler: Any = loader.batch_sampler
-        return max(1, round(budget.amount / (steps * sampler.batch_size)))
-    passes, seconds = _try(loader, method, backbone, make_optimizer)
-    per_step = passes if budget.kind == "passes" else seconds
-    return max(1, round(budget.amount / (per_step * steps)))
+        per_step: float = sampler.batch_size
+    else:
+        passes, seconds = _try(loader, method, backbone, make_optimizer)
+        per_step = passes if budget.kind == "passes" else seconds
+    total = max(1, round(budget.amount / per_step))
+    fewest = math.ceil(total / whole)
+    lengths = [Length(n, max(1, round(total / n))) for n in range(fewest, fewest + max(2, fewest // 4))]
+    return min(lengths, key=lambda length: abs(length.epochs * length.steps - total))
 
 
 def _try(

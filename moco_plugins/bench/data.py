@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import plugins
-from ..datasets import ImageArray
-from .loader import as_float
+from ..datasets import ImageArray, train_test
+from .loader import as_float, key
 
 
 class SettingsError(ValueError):
@@ -42,6 +43,25 @@ class Data:
         """The names of the classes, where the set tells them."""
         return list(getattr(self.train, "classes", ()))
 
+    @property
+    def pretrain(self) -> Any:
+        """The images that methods learn from: those of ``train``, and more where the set has more without labels."""
+        more = getattr(self.train, "pretrain", None)
+        return self.train if more is None else more
+
+    @property
+    def cut_by_seed(self) -> bool:
+        """Whether each seed has a split of its own: not where the set comes with one."""
+        return getattr(self.train, "whole", None) is not None
+
+    def of_seed(self, seed: int) -> Data:
+        """The data as a seed sees them. Seed 0 has the split that the set's name stands for."""
+        if seed == 0 or not self.cut_by_seed:
+            return self
+        train, test = train_test(self.train.whole, key(seed, "split"))
+        mean, std = _statistics(train, self.channels)
+        return replace(self, train=train, test=test, mean=mean, std=std)
+
 
 def load_data(name: str, root: str | None, image_size: int | None, knn_k: int) -> Data:
     """Load a data set by name, or a folder of images.
@@ -55,12 +75,15 @@ def load_data(name: str, root: str | None, image_size: int | None, knn_k: int) -
         name, root = "imagefolder", given
     elif name not in plugins.datasets() and (path.is_absolute() or "/" in name):
         raise SettingsError(f"data={name!r}: there is no such folder (looked for {path.resolve()})")
-    train, test = plugins.dataset_factory(name)(root)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        train, test = plugins.dataset_factory(name)(root)
     if len(train) < 10 or len(test) < 2:
         raise SettingsError(f"data={given!r} has {len(train)} training and {len(test)} test images: too few")
     channels, height = as_float(train[0][0]).shape[:2]
     mean, std = _statistics(train, channels)
     labelled, notes = _labels(train, test)
+    notes += [str(warning.message) for warning in caught if warning.category is UserWarning]
     if labelled and knn_k > len(train):
         notes.append(
             f"kNN asks for k = {knn_k} neighbours and there are {len(train)} training images: all of them vote."

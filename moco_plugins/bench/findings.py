@@ -128,13 +128,16 @@ def how(content: Mapping[str, Any]) -> list[str]:
     data, shared = content.get("data", {}), content.get("settings", {})
     classes = data.get("classes") or []
     labels = f", {len(classes)} classes" if classes else ""
+    more = data.get("pretraining_images", data.get("train_images"))
+    extra = f" Methods learn from {more} images, most of them without labels." if more != data.get("train_images") else ""
+    cut = " Each seed has its own split into training and test images." if data.get("cut_by_seed") else ""
     views = "in its own views" if shared.get("views") == "own" else "in the same views"
     length = (
         f"until the budget ({shared['budget']}) is spent" if shared.get("budget") else "for the same number of epochs"
     )
     return [
         f"{data.get('train_images')} training and {data.get('test_images')} test images of {data.get('name')}"
-        f" ({data.get('channels')} x {data.get('image_size')} x {data.get('image_size')}{labels}). For each seed every method "
+        f" ({data.get('channels')} x {data.get('image_size')} x {data.get('image_size')}{labels}).{extra}{cut} For each seed every method "
         f"starts from the same backbone weights and sees the same images in the same order, {views}, under the same "
         f"optimiser recipe (AdamW, one cycle of the learning rate), {length}. Training uses no label.",
         f"Then the backbone is frozen and the last epoch is evaluated: weighted kNN (k = {shared.get('knn_k')}, "

@@ -68,8 +68,11 @@ class Place(list[int]):
 class EpochBatches(Sampler[list[int]]):
     """Batches of a seeded shuffle of ``size`` items, a new one each epoch; the rest that fills no batch is left out.
 
-    ``batch_size`` counts the images of all processes together: each takes its slice of every batch.
+    ``batch_size`` counts the images of all processes together: each takes its slice of every batch. ``limit``, where it
+    is set, is the number of batches after which an epoch ends.
     """
+
+    limit: int | None = None
 
     def __init__(self, size: int, batch_size: int, seed: int) -> None:
         if batch_size < 2:
@@ -86,7 +89,8 @@ class EpochBatches(Sampler[list[int]]):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.size // self.batch_size
+        whole = self.size // self.batch_size
+        return whole if self.limit is None else min(whole, self.limit)
 
     def __iter__(self) -> Iterator[list[int]]:
         rank, ranks = distributed.rank(), distributed.world_size()

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from .ablations import ABLATIONS
-from .baselines import RAW, UNTRAINED, baselines
+from .baselines import UNTRAINED, baselines
 from .data import Data, SettingsError, load_data
 from .dictionaries import register_dictionaries
 from .pictures import VIEWS, draw_views
@@ -83,17 +83,17 @@ def _prepare(results: Results, settings: Settings, data: Data, command: str, pro
 
 
 def _one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:
-    record = carry_out(run, settings, data, results.folder, progress)
+    record = carry_out(run, settings, data.of_seed(run.seed), results.folder, progress)
     if first_process():
         results.put(record)
 
 
 def _baselines(results: Results, settings: Settings, data: Data) -> None:
-    have = {(record["method"], record["seed"]) for record in results.content["baselines"]}
+    have = {record["seed"] for record in results.content["baselines"] if record["method"] == UNTRAINED}
     for seed in range(settings.seeds):
-        if (UNTRAINED, seed) not in have:
-            raw = not any(name == RAW for name, _ in have) and seed == 0
-            results.content["baselines"] += baselines(settings, data, seed, raw)
+        if seed not in have:
+            raw = seed == 0 or data.cut_by_seed
+            results.content["baselines"] += baselines(settings, data.of_seed(seed), seed, raw)
             results.save()
 
 
@@ -106,7 +106,9 @@ def _describe(results: Results, settings: Settings, data: Data, command: str) ->
         "channels": data.channels,
         "image_size": data.image_size,
         "classes": data.classes,
+        "pretraining_images": len(data.pretrain),
         "labelled": data.labelled,
+        "cut_by_seed": data.cut_by_seed,
         "mean": data.mean,
         "std": data.std,
         "notes": data.notes,

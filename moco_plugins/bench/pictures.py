@@ -22,10 +22,11 @@ _GAP = 2  # white pixels between tiles
 
 def draw_views(settings: Settings, data: Data, folder: Path, count: int = 10) -> Path:
     """Some images of the training set, and the two views of each: rows original, query view, key view."""
-    chosen = torch.linspace(0, len(data.train) - 1, count).long().tolist()
-    views = ViewPairs(data.train, build_views(settings, settings.methods[0]), lambda batch: batch, key(0, "data"))
+    images = data.pretrain
+    chosen = torch.linspace(0, len(images) - 1, count).long().tolist()
+    views = ViewPairs(images, build_views(settings, settings.methods[0]), lambda batch: batch, key(0, "data"))
     (first, second), _, _ = views.__getitems__(Place(chosen, 0, 0, 0))
-    originals, _ = as_batch(data.train, chosen, first.shape[-1])
+    originals, _ = as_batch(images, chosen, first.shape[-1])
     return save_grid([originals, first, second], folder / VIEWS, ["image", "query view", "key view"])
 
 

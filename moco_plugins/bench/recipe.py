@@ -57,7 +57,7 @@ def build_seeded_backbone(settings: Settings, data: Data, seed: int) -> tuple[nn
 def build_loader(settings: Settings, data: Data, method: str, seed: int) -> StepLoader:
     """The training loader of a run."""
     views, finish = build_views(settings, method), Normalise(data.mean, data.std)
-    return make_loader(data.train, views, finish, settings.batch_size or 1, key(seed, "data"), settings.workers)
+    return make_loader(data.pretrain, views, finish, settings.batch_size or 1, key(seed, "data"), settings.workers)
 
 
 def adamw(settings: Settings) -> Callable[[nn.Module], Optimizer]:

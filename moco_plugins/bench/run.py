@@ -7,6 +7,7 @@ import math
 import os
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from .. import plugins
 from ..engine import TrainingJob, TrainingOutcome
-from .budget import Budget, epochs_for
+from .budget import Budget, Length, length_for
 from .cost import PassCounter, PeakMemory
 from .data import Data
 from .loader import StepLoader, key, random_state
@@ -75,20 +76,20 @@ def build_method(run: RunPlan, settings: Settings, data: Data, loader: StepLoade
     with random_state(key(run.seed, "method", run.method)):
         method: Any = plugins.method_factory(run.method)(backbone, width, **run.options)
         if hasattr(method, "set_dataset_size"):
-            method.set_dataset_size(len(data.train))
+            method.set_dataset_size(len(data.pretrain))
     loader.on_batch = getattr(method, "on_batch", None)
     return method, backbone
 
 
-def _epochs(settings: Settings, loader: StepLoader, method: Any, backbone: nn.Module, folder: Path) -> int:
-    """The epochs of a run; those that a budget gave are kept for a resume, since timing would not give them again."""
+def _length(settings: Settings, loader: StepLoader, method: Any, backbone: nn.Module, folder: Path) -> Length:
+    """The length of a run; one that a budget gave is kept for a resume, since timing would not give it again."""
     if settings.budget is None:
-        return settings.epochs or 1
-    path = folder / "epochs.json"
+        return Length(settings.epochs or 1, len(loader))
+    path = folder / "length.json"
     if not path.exists():
-        epochs = epochs_for(Budget.parse(settings.budget), loader, method, backbone, adamw(settings))
-        write_atomically(path, json.dumps(epochs))
-    return int(json.loads(path.read_text()))
+        found = length_for(Budget.parse(settings.budget), loader, method, backbone, adamw(settings))
+        write_atomically(path, json.dumps(asdict(found)))
+    return Length(**json.loads(path.read_text()))
 
 
 def _train_and_evaluate(
@@ -96,7 +97,9 @@ def _train_and_evaluate(
 ) -> dict[str, Any]:
     loader = build_loader(settings, data, run.method, run.seed)
     method, backbone = build_method(run, settings, data, loader)
-    epochs = _epochs(settings, loader, method, backbone, folder)
+    length = _length(settings, loader, method, backbone, folder)
+    epochs, whole = length.epochs, len(loader)
+    loader.batch_sampler.limit = length.steps  # type: ignore[union-attr]
     counter = PassCounter(method, backbone)
     watch = Watch(method, data, settings, run, epochs, folder, progress, counter)
     resumed = min(len(watch.losses), len(loader) * epochs)
@@ -114,7 +117,7 @@ def _train_and_evaluate(
     if run.seed == 0:
         draw_features(*features, data, run.label, out / "figures")
     return {
-        "epochs": epochs,
+        "epochs": epochs if length.steps == whole else round(outcome.steps / whole, 2),
         "steps": outcome.steps,
         "images_seen": images,
         "forward_images": watch.passes[0] * settings.devices * outcome.steps,

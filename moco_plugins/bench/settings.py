@@ -88,7 +88,7 @@ def complete(settings: Settings, data: Data) -> Settings:
     settings = replace(
         settings,
         backbone=settings.backbone or preset.backbone,
-        batch_size=settings.batch_size if settings.batch_size is not None else min(preset.batch_size, len(data.train)),
+        batch_size=settings.batch_size if settings.batch_size is not None else min(preset.batch_size, len(data.pretrain)),
         views=views,
         view_options=settings.view_options or (dict(preset.view_options) if views == preset.views else {}),
         image_size=data.image_size,
@@ -136,9 +136,9 @@ def _check(settings: Settings, data: Data) -> None:
         value = getattr(settings, name)
         if value is not None and value < least:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: it must be at least {least}")
-    if settings.batch_size > len(data.train):  # type: ignore[operator]
+    if settings.batch_size > len(data.pretrain):  # type: ignore[operator]
         raise SettingsError(
-            f"--batch-size {settings.batch_size}: the training set of {data.name} has only {len(data.train)} images"
+            f"--batch-size {settings.batch_size}: the training set of {data.name} has only {len(data.pretrain)} images"
         )
     if len(set(settings.methods)) < len(settings.methods):
         raise SettingsError(f"--methods {' '.join(settings.methods)}: a method is named twice")

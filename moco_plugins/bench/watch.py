@@ -115,7 +115,7 @@ class Watch:
             values["val_knn_top1"] = evaluation.knn_accuracy(
                 x[self.bank], y[self.bank], x[self.held], y[self.held], k, temperature
             )
-        per_epoch = max(1, len(self.data.train) // (self.settings.batch_size or 1))
+        per_epoch = max(1, len(self.data.pretrain) // (self.settings.batch_size or 1))
         recent = self.losses[-per_epoch:]
         values["loss"] = sum(recent) / max(1, len(recent))
         metrics = self.method.metrics()

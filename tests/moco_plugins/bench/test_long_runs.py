@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 
 from moco_plugins import cli, plugins
-from moco_plugins.bench.budget import Budget, epochs_for
+from moco_plugins.bench.budget import Budget, Length, length_for
 from moco_plugins.bench.data import SettingsError, load_data
 from moco_plugins.bench.findings import warnings
+from moco_plugins.bench.loader import make_loader
 from moco_plugins.bench.main import bench
 from moco_plugins.bench.plan import plan
 from moco_plugins.bench.progress import Quiet
@@ -25,6 +29,7 @@ from moco_plugins.bench.report import write_report
 from moco_plugins.bench.results import Results
 from moco_plugins.bench.run import build_method, thinned
 from moco_plugins.bench.settings import Settings, complete
+from moco_plugins.datasets import ImageArray
 
 Make = Callable[..., Settings]
 COMMAND = [
@@ -96,21 +101,43 @@ def _settings(small: Make, **changes: Any) -> Any:
     ("budget", "expected"),
     [
         # 96 images, batches of 32: 3 steps an epoch. MoCo makes 3 passes an image, BYOL 6.
-        ("images=960", {"moco-v2": 10, "byol": 10}),
-        ("passes=2880", {"moco-v2": 10, "byol": 5}),
+        ("images=960", {"moco-v2": Length(10, 3), "byol": Length(10, 3)}),
+        ("passes=2880", {"moco-v2": Length(10, 3), "byol": Length(5, 3)}),
+        ("images=320", {"moco-v2": Length(5, 2)}),  # 10 steps are no whole number of epochs
+        ("passes=192", {"moco-v2": Length(1, 2), "byol": Length(1, 1)}),  # less than an epoch
     ],
 )
-def test_budgets_become_epochs(small: Make, budget: str, expected: dict[str, int]) -> None:
+def test_budgets_become_a_length(small: Make, budget: str, expected: dict[str, Length]) -> None:
     settings, data = _settings(small, methods=tuple(expected), epochs=None, budget=budget)
     for run in plan(settings):
         loader = build_loader(settings, data, run.method, 0)
         method, backbone = build_method(run, settings, data, loader)
         before = {name: value.clone() for name, value in method.state_dict().items()}
         random_before = torch.get_rng_state()
-        epochs = epochs_for(Budget.parse(budget), loader, method, backbone, adamw(settings))
-        assert epochs == expected[run.method]
+        length = length_for(Budget.parse(budget), loader, method, backbone, adamw(settings))
+        assert length == expected[run.method]
         assert all(torch.equal(value, method.state_dict()[name]) for name, value in before.items())
         assert torch.equal(random_before, torch.get_rng_state())
+
+
+@settings_of_hypothesis(max_examples=200, deadline=None)
+@given(images=st.integers(1, 10**6), size=st.integers(2, 5000), batch=st.integers(2, 64))
+def test_a_budget_is_met_to_half_a_step_an_epoch(images: int, size: int, batch: int) -> None:
+    batch = min(batch, size)
+    pixels = torch.zeros(size, 1, 1, 1, dtype=torch.uint8)
+    loader = make_loader(ImageArray(pixels, None), lambda image: (image, image), lambda views: views, batch, 0)
+    nothing: Any = None
+    length = length_for(Budget("images", images), loader, nothing, nothing, nothing)
+    assert 1 <= length.steps <= len(loader)
+    wanted = max(1.0, images / batch)
+    assert abs(length.epochs * length.steps - wanted) <= length.epochs / 2 + 0.5
+
+
+@pytest.mark.parametrize("engine", ["lightning", "mmengine"])
+def test_a_budget_ends_epochs_early_in_every_engine(small: Make, tmp_path: Path, engine: str) -> None:
+    (run,) = bench(small(epochs=None, budget="images=256", engine=engine), tmp_path, Quiet()).runs
+    assert (run["status"], run["steps"], run["images_seen"], run["epochs"]) == ("finished", 8, 256, 2.67)
+    assert [point["epoch"] for point in run["curve"]] == [1, 2, 3, 4]  # two steps each
 
 
 def test_a_budget_of_seconds_is_kept_for_the_resume(small: Make, tmp_path: Path) -> None:
@@ -119,9 +146,9 @@ def test_a_budget_of_seconds_is_kept_for_the_resume(small: Make, tmp_path: Path)
     (run,) = bench(settings, tmp_path, Quiet()).runs
     assert run["status"] == "finished", run.get("error")
     assert run["seconds"] < max(5.0, time.perf_counter() - begin)
-    kept = tmp_path / "runs" / "moco-v2-seed0-lightning" / "epochs.json"
-    assert json.loads(kept.read_text()) == run["epochs"]
-    assert run["images_seen"] == 96 * run["epochs"]
+    kept = json.loads((tmp_path / "runs" / "moco-v2-seed0-lightning" / "length.json").read_text())
+    assert kept["epochs"] * kept["steps"] == run["steps"]
+    assert run["images_seen"] == 32 * run["steps"]
 
 
 @pytest.mark.parametrize("text", ["seconds", "minutes=3", "epochs=0", "passes=many"])
