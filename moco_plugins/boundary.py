@@ -13,6 +13,8 @@ Pair = tuple[str, nn.Parameter, nn.Parameter]
 
 #: Steps of an optimiser without query parameters, before any of one that has them, until it is reported.
 FOREIGN_STEPS = 3
+#: Steps after which it is known which parameters no optimiser owns.
+OWNED_STEPS = 3
 
 _FORWARD, _IN_BACKWARD, _BACKWARD_DONE = range(3)
 
@@ -40,6 +42,7 @@ class StepBoundary:
         self.sharded = False
         self.passes = 0  # forward passes since the last step, alike on all ranks whatever is let go
         self._foreign_steps = 0
+        self._owned: set[str] = set()
 
     @property
     def staged(self) -> bool:
@@ -90,6 +93,17 @@ class StepBoundary:
         """Count a step, while keys wait, of an optimiser that owns no parameter of interest; True: report it now."""
         self._foreign_steps += 1
         return self.steps == 0 and self._foreign_steps == FOREIGN_STEPS
+
+    def own(self, names: Iterable[str]) -> None:
+        """Remember trainable parameters that the optimiser of a step owns; only asked for in the first steps."""
+        self._owned.update(names)
+
+    def not_owned(self, names: Iterable[str]) -> list[str]:
+        """The names that no optimiser of the first steps owned; told once, at the first pass after them."""
+        if self.steps != OWNED_STEPS or self._staged or not self._owned:
+            return []
+        owned, self._owned = self._owned, set()
+        return [name for name in names if name not in owned]
 
     def due(self, pairs: list[Pair], owned: set[int] | None) -> list[Pair]:
         """The pairs that an optimiser owning ``owned`` (ids; None: all) moves now, each once a step.

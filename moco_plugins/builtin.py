@@ -58,7 +58,7 @@ def _moco(variant: str) -> Callable[..., nn.Module]:
 @hookimpl
 def moco_methods() -> Mapping[str, Callable[..., nn.Module]]:
     """The MoCo family."""
-    return {"moco-v1": _moco("v1"), "moco-v2": _moco("v2"), "moco-v2plus": _moco("v2+"), "moco-v3": _moco("v3")}
+    return {"moco-v1": _moco("v1"), "moco-v2": _moco("v2"), "moco-v2+": _moco("v2+"), "moco-v3": _moco("v3")}
 
 
 @hookimpl

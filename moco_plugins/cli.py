@@ -13,6 +13,12 @@ from typing import Any
 from . import plugins
 
 METRICS = ("knn_top1", "linear_top1")
+PART_KINDS = {
+    "queues": "moco_build_queue",
+    "momentum rules": "moco_build_momentum",
+    "losses": "moco_build_loss",
+    "views": "moco_build_views",
+}
 
 
 def parser() -> argparse.ArgumentParser:
@@ -236,6 +242,7 @@ def run_train(argv: Sequence[str]) -> int:
 def list_plugins() -> int:
     """``moco-plugins plugins``: who is there, from where, and what each provides."""
     from .bench.dictionaries import register_dictionaries
+    from .builtin import PARTS
 
     register_dictionaries()
     provided: dict[str, dict[str, list[str]]] = {}
@@ -247,11 +254,13 @@ def list_plugins() -> int:
     for kind, table in tables.items():
         for name, (plugin, _) in table.items():
             provided.setdefault(plugin, {}).setdefault(kind, []).append(name)
+    for kind, hook in PART_KINDS.items():
+        provided.setdefault("builtin", {})[kind] = list(PARTS[hook])  # those of others only their documentation names
     for info in plugins.list_plugins():
         print(f"{info.name}  ({info.distribution} {info.version})".rstrip())
         for kind, names in provided.get(info.name, {}).items():
-            print(f"  {kind + ':':<11}{', '.join(names)}")
-        print(f"  {'hooks:':<11}{', '.join(info.hooks) or 'none'}")
+            print(f"  {kind + ':':<16}{', '.join(names)}")
+        print(f"  {'hooks:':<16}{', '.join(info.hooks) or 'none'}")
     return 0
 
 

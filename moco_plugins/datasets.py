@@ -67,6 +67,12 @@ class ImageArray(Dataset[tuple[Tensor, int]]):
         return ImageArray(self.images[rows], labels, self.classes, self.name)
 
 
+def to_learn_from(train: Any) -> Any:
+    """The images that a method learns from: the training set, or where it has one the larger set without labels."""
+    more = getattr(train, "pretrain", None)
+    return train if more is None else more
+
+
 def stratified_split(labels: Tensor | None, count: int, held_out: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Split ``range(count)`` into (kept, held out), the same fraction of each class; fixed by ``seed``.
 
@@ -177,7 +183,7 @@ def _torchvision(name: str, root: str | os.PathLike[str] | None) -> tuple[ImageA
         classes = getattr(data, "classes", None) or [str(c) for c in range(int(labels.max()) + 1)]
         parts.append(ImageArray(pixels, labels, classes, name))
     train, test = parts
-    labelled = (train.labels >= 0).nonzero()[:, 0]  # type: ignore[operator]
+    labelled = torch.where(train.labels >= 0)[0]  # type: ignore[operator,arg-type]
     if len(labelled) < len(train):  # STL-10: methods learn from all images, evaluation needs labels
         everything, train = train, train.subset(labelled)
         train.pretrain = everything

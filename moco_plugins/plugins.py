@@ -73,6 +73,12 @@ def manager() -> pluggy.PluginManager:
                 f"two plugins are called {entry_point.name!r}: {first.value} of {_source(first)} and {entry_point.value} of "
                 f"{_source(entry_point)}; uninstall one of the two"
             )
+    unknown = sorted(_blocked() - found.keys() - {"builtin"})
+    if unknown:
+        warnings.warn(
+            f"MOCO_PLUGINS_BLOCK={','.join(unknown)}: no installed plugin is called that; there are {', '.join(found)}",
+            stacklevel=2,
+        )
     return pm
 
 

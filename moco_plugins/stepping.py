@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from . import batchnorm, distributed
-from .boundary import FOREIGN_STEPS
+from .boundary import FOREIGN_STEPS, OWNED_STEPS
 from .eager import eager
 from .momentum import copy_module, pair_buffers, pair_parameters
 from .shared_queue import enqueue, share_queue
@@ -55,6 +55,7 @@ def stage(moco: MoCo, keys: list[Tensor], loss: Tensor, key_images: Tensor) -> N
             steps_in_queue = moco.queue.size // (key_images.shape[0] * len(keys) * distributed.world_size())
             moco.drift_probe.every = max(1, steps_in_queue // moco.drift_probe.keep)
         moco.drift_probe.take(moco.key_encoder, key_images, moco.steps)
+    _report_left_out(moco)
     anchor = next((p for p in moco.query_encoder.projector.parameters() if p.requires_grad), None)
     # keys[0] is of the second view and keys[1] of the first: they are enqueued in the order of the views.
     moco.boundary.stage(reversed(keys), loss, anchor, limit=moco.settings.queue_size)
@@ -69,6 +70,8 @@ def commit(moco: MoCo, owned: set[int] | None) -> None:
         _move_buffers(moco)
         if moco.queue is not None:
             enqueue(moco.queue, staged, moco.gather_distributed)
+    if owned is not None and moco.boundary.steps <= OWNED_STEPS:
+        moco.boundary.own(name for name, p in moco.named_parameters() if id(p) in owned)
     due = moco.boundary.due(pair_parameters(moco.query_encoder, moco.key_encoder), owned)
     moco.momentum_rule([key for _, _, key in due], [query for _, query, _ in due], moco.momentum)
 
@@ -81,6 +84,16 @@ def _move_buffers(moco: MoCo) -> None:
             key.lerp_(query, 1.0 - moco.momentum)
         else:  # counts (num_batches_tracked) are never averaged
             key.copy_(query)
+
+
+def _report_left_out(moco: MoCo) -> None:
+    left_out = moco.boundary.not_owned(name for name, p in moco.named_parameters() if p.requires_grad)
+    if left_out:
+        more = f" and {len(left_out) - 3} more" if len(left_out) > 3 else ""
+        distributed.warn_once_on_first_rank(
+            f"no optimiser that has stepped owns {', '.join(left_out[:3])}{more}, so these parameters are not trained. Give "
+            "the optimiser moco.parameters(), or set requires_grad_(False) where that is meant"
+        )
 
 
 def report_foreign(moco: MoCo, optimizer: Optimizer) -> None:

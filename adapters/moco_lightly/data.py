@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from moco_plugins import plugins
+from moco_plugins.datasets import to_learn_from
 
 from .frameworks import lightly
 
@@ -109,8 +110,9 @@ class TwoViewDataBody(_Base):
 
     def setup(self, stage: str) -> None:
         """Load the data set."""
-        self.train, _ = lightly_datasets(self.data, self.transform, self.root)
         train, test = plugins.dataset_factory(self.data)(self.root)
+        build = lightly("data").LightlyDataset.from_torch_dataset
+        self.train = build(Pictures(to_learn_from(train)), transform=self.transform)
         self.bank, self.test = Pictures(train), Pictures(test)
         self.bank.transform = self.test.transform = self.evaluation
 

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from moco_plugins import plugins
 from moco_plugins.bench.loader import as_float
+from moco_plugins.datasets import to_learn_from
 
 from .transforms import element_of
 
@@ -26,7 +27,8 @@ class ImageDataset(Dataset[Any]):
     Args:
         name: "mnist5k", "digits" (embedded), "cifar10" and others of torchvision, "imagefolder", or one of a plugin.
         split: "train", "test", or "train+test": for the metrics of this package, which take the training part as the
-            bank or to train on, and the test part as queries.
+            bank or to train on, and the test part as queries. "pretrain": all images to learn from, which for STL-10 are
+            more than have labels, else the training part.
         root: folder of the data; for "imagefolder", the folder of images.
         pipeline: transforms (configs or callables) of ``dict(img=, gt_label=, split=, sample_idx=)``.
         limit: use only the first so many images of each part.
@@ -41,10 +43,11 @@ class ImageDataset(Dataset[Any]):
         limit: int | None = None,
     ) -> None:
         names = split.split("+")
-        if not names or set(names) - {"train", "test"}:
-            raise ValueError(f"split={split!r} must be 'train', 'test' or 'train+test'")
+        if set(names) - {"train", "test", "pretrain"}:
+            raise ValueError(f"split={split!r} must be 'train', 'test', 'train+test' or 'pretrain'")
         train, test = plugins.dataset_factory(name)(root)
-        self.parts = [(part, {"train": train, "test": test}[part]) for part in names]
+        found = {"train": train, "test": test, "pretrain": to_learn_from(train)}
+        self.parts = [(part, found[part]) for part in names]
         sizes = [min(len(images), limit or len(images)) for _, images in self.parts]
         self.ends = list(itertools.accumulate(sizes))
         self.pipeline: list[Callable[[Any], Any]] = [

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import plugins
-from ..datasets import ImageArray, train_test
+from ..datasets import ImageArray, to_learn_from, train_test
 from .loader import as_float, key
 
 
@@ -46,8 +46,7 @@ class Data:
     @property
     def pretrain(self) -> Any:
         """The images that methods learn from: those of ``train``, and more where the set has more without labels."""
-        more = getattr(self.train, "pretrain", None)
-        return self.train if more is None else more
+        return to_learn_from(self.train)
 
     @property
     def cut_by_seed(self) -> bool:

@@ -172,13 +172,12 @@ def cost(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Pict
     if len(shown) < 2:
         return None
     made, axes = style.figure()
-    for row in shown:
-        colour = colours[row.label]
-        axes.plot([row.seconds], [mean(row.knn)], "o", color=colour, ms=10, mew=0)
-        axes.annotate(row.label, (row.seconds, mean(row.knn)), xytext=(0, 9), textcoords="offset points", color=colour,
-                      ha="center", fontsize=9.5, fontweight="bold", annotation_clip=False)  # fmt: skip
-    axes.margins(0.22, 0.25)
+    ends = [(row.seconds, mean(row.knn), row.label, colours[row.label]) for row in shown]
+    for x, y, _, colour in ends:
+        axes.plot([x], [y], "o", color=colour, ms=10, mew=0)
+    axes.margins(0.1, 0.25)
     axes.set_xlim(left=0)
+    style.label_ends(axes, ends, away=10)
     axes.set_xlabel("seconds of training")
     style.percent_axis(axes.yaxis)
     path = style.save(made, folder / "cost.png")

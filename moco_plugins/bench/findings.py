@@ -10,6 +10,12 @@ from .comparison import cost_note, differences, engines_agree, unequal_budgets
 from .table import Row, mean, rows
 
 METRICS = {"knn_top1": "kNN accuracy", "linear_top1": "linear-probe accuracy"}
+#: Under the table of costs.
+COST_NOTE = (
+    "Means over the seeds. Forward, backward: images that went through an encoder of the method, of all its encoders "
+    "together. Train s: training alone, evaluation apart. Peak: memory of the process, or of the GPU where one is used. "
+    "Parameters: those that the optimiser trains."
+)
 _SHOWN = {
     "backbone": "backbone",
     "epochs": "epochs",
@@ -118,8 +124,8 @@ def table_note(content: Mapping[str, Any]) -> str:
         else ""
     )
     return (
-        f"{spread}Accuracy on test images that were not looked at before the last epoch. Passes/image: encoder passes, "
-        "forward and backward, for each image seen. Train s: training alone, evaluation not counted."
+        f"{spread}Accuracy on test images that were not looked at before the last epoch. Alignment: squared distance of an "
+        "image's two views; uniformity: 0 where all images are one point, lower is more even; rank: directions in use."
     )
 
 
@@ -129,7 +135,9 @@ def how(content: Mapping[str, Any]) -> list[str]:
     classes = data.get("classes") or []
     labels = f", {len(classes)} classes" if classes else ""
     more = data.get("pretraining_images", data.get("train_images"))
-    extra = f" Methods learn from {more} images, most of them without labels." if more != data.get("train_images") else ""
+    extra = (
+        f" Methods learn from {more} images, most of them without labels." if more != data.get("train_images") else ""
+    )
     cut = " Each seed has its own split into training and test images." if data.get("cut_by_seed") else ""
     views = "in its own views" if shared.get("views") == "own" else "in the same views"
     length = (
@@ -137,7 +145,8 @@ def how(content: Mapping[str, Any]) -> list[str]:
     )
     return [
         f"{data.get('train_images')} training and {data.get('test_images')} test images of {data.get('name')}"
-        f" ({data.get('channels')} x {data.get('image_size')} x {data.get('image_size')}{labels}).{extra}{cut} For each seed every method "
+        f" ({data.get('channels')} x {data.get('image_size')} x {data.get('image_size')}{labels})."
+        f"{extra}{cut} For each seed every method "
         f"starts from the same backbone weights and sees the same images in the same order, {views}, under the same "
         f"optimiser recipe (AdamW, one cycle of the learning rate), {length}. Training uses no label.",
         f"Then the backbone is frozen and the last epoch is evaluated: weighted kNN (k = {shared.get('knn_k')}, "

@@ -15,12 +15,12 @@ from .ablations import ABLATIONS
 from .baselines import UNTRAINED, baselines
 from .data import Data, SettingsError, load_data
 from .dictionaries import register_dictionaries
-from .pictures import VIEWS, draw_views
-from .plan import RunPlan, plan
+from .pictures import draw_views
+from .plan import RunPlan, plan, variations
 from .progress import Progress
-from .recipe import build_seeded_backbone, build_views
+from .recipe import build_loader, build_seeded_backbone
 from .results import Results
-from .run import carry_out, first_process
+from .run import build_method, carry_out, first_process
 from .settings import MissingExtraError, Settings, complete
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
@@ -58,9 +58,7 @@ def bench(settings: Settings, out: Path, progress: Progress, command: str = "", 
     if metric is not None and not data.labelled:
         raise SettingsError(f"--metric {metric}: {data.notes[0]} Leave out --metric")
     settings = complete(settings, data)
-    build_seeded_backbone(settings, data, 0)  # an unknown one, or one for larger images, is said before anything runs
-    for method in settings.methods:
-        build_views(settings, method)
+    _try_to_build(settings, data)
     results = Results(out, settings)
     runs = plan(settings)
     todo = [run for run in runs if results.find(run, settings.engine) is None]
@@ -71,6 +69,17 @@ def bench(settings: Settings, out: Path, progress: Progress, command: str = "", 
     return results
 
 
+def _try_to_build(settings: Settings, data: Data) -> None:
+    """Build everything once: a value that a part does not take is said now, not after an hour of other runs."""
+    build_seeded_backbone(settings, data, 0)
+    for run in plan(settings)[: len(variations(settings))]:
+        loader = build_loader(settings, data, run.method, run.seed)
+        try:
+            build_method(run, settings, data, loader)
+        except (TypeError, ValueError) as error:
+            raise SettingsError(f"{run.label}: {error}") from error
+
+
 def _prepare(results: Results, settings: Settings, data: Data, command: str, progress: Progress, finished: str) -> None:
     _describe(results, settings, data, command)
     for note in data.notes:
@@ -78,8 +87,7 @@ def _prepare(results: Results, settings: Settings, data: Data, command: str, pro
     if not finished.startswith("0 "):
         progress.say(f"{finished} runs are in {results.folder} already")
     _baselines(results, settings, data)
-    if not (results.folder / "figures" / VIEWS).exists():
-        draw_views(settings, data, results.folder / "figures")
+    draw_views(settings, data, results.folder / "figures")
 
 
 def _one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:

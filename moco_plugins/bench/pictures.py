@@ -13,21 +13,32 @@ from torch import Tensor
 from . import style
 from .data import Data
 from .loader import Place, ViewPairs, as_batch, key
-from .recipe import build_views
+from .recipe import build_views, views_name
 from .settings import Settings
 
-VIEWS, NEIGHBOURS, PROJECTION = "views.png", "neighbours-{}.png", "projection-{}.png"
+VIEWS, VIEWS_OF, NEIGHBOURS, PROJECTION = "views.png", "views-{}.png", "neighbours-{}.png", "projection-{}.png"
 _GAP = 2  # white pixels between tiles
 
 
-def draw_views(settings: Settings, data: Data, folder: Path, count: int = 10) -> Path:
-    """Some images of the training set, and the two views of each: rows original, query view, key view."""
+def draw_views(settings: Settings, data: Data, folder: Path, count: int = 10) -> list[Path]:
+    """Some images, and the two views of each: rows original, query view, key view. One picture for each kind of views."""
+    methods = {views_name(settings, method): method for method in reversed(settings.methods)}
+    drawn = []
+    for name, method in reversed(methods.items()):
+        path = folder / (VIEWS if len(methods) == 1 else VIEWS_OF.format(_safe(name)))
+        if not path.exists():
+            _draw_views(settings, data, method, path, count)
+        drawn.append(path)
+    return drawn
+
+
+def _draw_views(settings: Settings, data: Data, method: str, path: Path, count: int) -> None:
     images = data.pretrain
     chosen = torch.linspace(0, len(images) - 1, count).long().tolist()
-    views = ViewPairs(images, build_views(settings, settings.methods[0]), lambda batch: batch, key(0, "data"))
+    views = ViewPairs(images, build_views(settings, method), lambda batch: batch, key(0, "data"))
     (first, second), _, _ = views.__getitems__(Place(chosen, 0, 0, 0))
     originals, _ = as_batch(images, chosen, first.shape[-1])
-    return save_grid([originals, first, second], folder / VIEWS, ["image", "query view", "key view"])
+    save_grid([originals, first, second], path, ["image", "query view", "key view"])
 
 
 def draw_features(

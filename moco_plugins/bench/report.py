@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import base64
 import html
-import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import plugins
 from . import figures, findings
 from .comparison import summary
+from .merge import merged
 from .picture import Picture
 from .results import Results
-from .table import Row, mean, number, percent, rows
+from .table import Row, each, mean, number, percent, rows
 
 _STYLE = (Path(__file__).parent / "report.css").read_text
 
@@ -25,49 +26,29 @@ def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1", r
     Raises:
         SettingsError: a folder has no results.
     """
-    content = merged([Results(folder).content for folder in folders])
+    content = merged([Results(folder).content for folder in folders], [folder.resolve().name for folder in folders])
     out.mkdir(parents=True, exist_ok=True)
     pictures = figures.draw_all(content, out / "figures", metric)
-    kept = list({p.title: p for folder in reversed(folders) for p in kept_pictures(folder / "figures")}.values())
+    kept: dict[str, Picture] = {}
+    for folder in folders:
+        for picture in kept_pictures(folder / "figures"):
+            same = kept.setdefault(picture.title, picture)
+            if same.path.read_bytes() != picture.path.read_bytes():
+                title = f"{picture.title} ({folder.resolve().name})"
+                kept[title] = replace(picture, title=title)
     path = out / "report.html"
-    path.write_text(page(content, pictures, kept, metric, reference), encoding="utf-8")
+    path.write_text(page(content, pictures, list(kept.values()), metric, reference), encoding="utf-8")
     return path
-
-
-def merged(contents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Several results as one; differing settings are listed under "differences"."""
-    first = dict(contents[0])
-    if len(contents) == 1:
-        return first
-    first["runs"] = [run for content in contents for run in content["runs"]]
-    seen, baselines = set(), []
-    for content in contents:
-        for record in content["baselines"]:
-            name = (content.get("data", {}).get("name"), record["label"], record["seed"])
-            if name not in seen:
-                seen.add(name)
-                baselines.append(record)
-    first["baselines"] = baselines
-    first["commands"] = list(dict.fromkeys(command for content in contents for command in content.get("commands", ())))
-    first["differences"] = sorted(
-        {
-            f"{name}: {content['settings'].get(name)} and {first['settings'].get(name)}"
-            for content in contents[1:]
-            for name in {*content["settings"], *first["settings"]}
-            if content["settings"].get(name) != first["settings"].get(name)
-        }
-    )
-    return first
 
 
 def kept_pictures(folder: Path) -> list[Picture]:
     """The pictures that were drawn while the comparison ran."""
     found = []
-    if (folder / "views.png").exists():
+    for path in sorted(folder.glob("views*.png")):
+        kind = path.stem.removeprefix("views").removeprefix("-")
         caption = "What the methods learn from: each image, and the two views that must be recognised as one."
-        found.append(
-            Picture(folder / "views.png", "View pairs", caption, "Training images with their two random views")
-        )
+        title = f"View pairs: {kind}" if kind else "View pairs"
+        found.append(Picture(path, title, caption, "Training images with their two random views"))
     for path in sorted(folder.glob("neighbours-*.png")):
         label = path.stem.removeprefix("neighbours-")
         caption = (
@@ -95,8 +76,10 @@ def page(
         "".join(f"<p class=lead>{_text(sentence)}</p>" for sentence in findings.sentences(content, metric, reference)),
         "</header>",
         _list("warnings", "Read with care", findings.warnings(content)),
-        f"<section><h2>Results</h2>{_table(table)}<p class=note>{_text(findings.table_note(content))}</p></section>",
+        f"<section class=results><h2>Results</h2>{_table(table, _RESULTS)}"
+        f"<p class=note>{_text(findings.table_note(content))}</p></section>",
         _list("verdicts", "What the numbers can tell", verdicts),
+        _cost(content, table),
         _section("How they learn", pictures),
         _section("What they look at", wide, "wide"),
         _section("What they make of it", maps),
@@ -139,20 +122,32 @@ def _list(kind: str, title: str, found: Sequence[str]) -> str:
 
 
 #: Heading of the table -> what stands there.
-_CELLS: dict[str, Callable[[Row], str]] = {
+_RESULTS: dict[str, Callable[[Row], str]] = {
     "seeds": lambda row: str(row.seeds) + (f" ({row.failed} failed)" if row.failed else ""),
     "kNN %": lambda row: _with_interval(row, "knn_top1"),
     "linear %": lambda row: _with_interval(row, "linear_top1"),
     "10 % labels": lambda row: percent(row.values("linear_top1_10pct")),
     "1 % labels": lambda row: percent(row.values("linear_top1_1pct")),
-    "epochs": lambda row: number(mean(row.values("epochs"))),
-    "train s": lambda row: number(row.seconds),
-    "images/s": lambda row: number(row.images_per_second),
-    "passes/image": lambda row: number((row.forward + row.backward) / row.images_seen if row.images_seen else math.nan),
-    "peak MiB": lambda row: number(row.memory),
     "alignment": lambda row: _decimals(row, "alignment"),
     "uniformity": lambda row: _decimals(row, "uniformity"),
     "rank": lambda row: _decimals(row, "effective_rank", 0),
+}
+_COST: dict[str, Callable[[Row], str]] = {
+    "epochs": lambda row: number(mean(row.values("epochs"))),
+    "images": lambda row: number(row.images_seen),
+    "forward": lambda row: number(row.forward),
+    "backward": lambda row: number(row.backward),
+    "train s": lambda row: number(row.seconds),
+    "evaluate s": lambda row: number(mean(row.values("evaluation_seconds"))),
+    "images/s": lambda row: number(row.images_per_second),
+    "peak MiB": lambda row: number(row.memory),
+    "parameters": lambda row: number(mean(row.values("parameters"))),
+}
+_RUN: dict[str, Callable[[Row], str]] = {
+    "seed": lambda row: str(row.records[0]["seed"]),
+    "kNN %": lambda row: percent(row.knn),
+    "linear %": lambda row: percent(row.linear),
+    **{name: cell for name, cell in _COST.items() if name != "parameters"},
 }
 
 
@@ -169,17 +164,29 @@ def _decimals(row: Row, name: str, digits: int = 2) -> str:
     return f"{mean(values):.{digits}f}" if values else "–"
 
 
-def _table(table: Sequence[Row]) -> str:
+def _table(table: Sequence[Row], cells: Mapping[str, Callable[[Row], str]]) -> str:
     engines = len({row.engine for row in table if row.engine}) > 1
     lines = []
     for row in table:
-        cells = "".join(f"<td>{cell(row)}</td>" for cell in _CELLS.values())
+        shown = "".join(f"<td>{cell(row)}</td>" for cell in cells.values())
         kind = " class=baseline" if row.baseline else ""
         engine = f"<td>{_text(row.engine)}</td>" if engines else ""
-        lines.append(f"<tr{kind}><th scope=row>{_text(row.label)}</th>{engine}{cells}</tr>")
-    names = ["method", *(["engine"] if engines else []), *_CELLS]
+        lines.append(f"<tr{kind}><th scope=row>{_text(row.label)}</th>{engine}{shown}</tr>")
+    names = ["method", *(["engine"] if engines else []), *cells]
     heads = "".join(f"<th scope=col>{name}</th>" for name in names)
     return f"<div class=scroll tabindex=0><table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+
+
+def _cost(content: Mapping[str, Any], table: Sequence[Row]) -> str:
+    runs = [row for row in table if not row.baseline and row.seeds]
+    if not runs:
+        return ""
+    whole = (
+        "" if all(row.seeds < 2 for row in runs)
+        else f"<details><summary>Every run</summary>{_table([one for row in runs for one in each(row)], _RUN)}</details>"
+    )  # fmt: skip
+    note = f"<p class=note>{_text(findings.COST_NOTE)}</p>"
+    return f"<section class=cost><h2>What it cost</h2>{_table(runs, _COST)}{note}{whole}</section>"
 
 
 def _settings(content: Mapping[str, Any]) -> str:

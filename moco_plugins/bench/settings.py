@@ -88,7 +88,9 @@ def complete(settings: Settings, data: Data) -> Settings:
     settings = replace(
         settings,
         backbone=settings.backbone or preset.backbone,
-        batch_size=settings.batch_size if settings.batch_size is not None else min(preset.batch_size, len(data.pretrain)),
+        batch_size=settings.batch_size
+        if settings.batch_size is not None
+        else min(preset.batch_size, len(data.pretrain)),
         views=views,
         view_options=settings.view_options or (dict(preset.view_options) if views == preset.views else {}),
         image_size=data.image_size,

@@ -72,8 +72,11 @@ def save(made: Any, path: Path) -> Path:
     return path
 
 
-def label_ends(axes: Any, ends: Iterable[tuple[float, float, str, str]]) -> None:
-    """Write labels right of where lines end, (x, y, text, colour), pushed apart so that none covers another."""
+def label_ends(axes: Any, ends: Iterable[tuple[float, float, str, str]], away: float = 6) -> None:
+    """Write labels right of where lines end, (x, y, text, colour), pushed apart so that none covers another.
+
+    ``away`` is the distance in points.
+    """
     ends = sorted(ends, key=lambda end: end[1])
     if not ends:
         return
@@ -91,7 +94,7 @@ def label_ends(axes: Any, ends: Iterable[tuple[float, float, str, str]]) -> None
         axes.annotate(
             text,
             (x, y),
-            xytext=(6, 0),
+            xytext=(away, 0),
             textcoords="offset points",
             color=colour,
             va="center",

@@ -49,28 +49,7 @@ def rows(results: Mapping[str, Any], metric: str = "knn_top1") -> list[Row]:
     for baseline, part in ((False, "runs"), (True, "baselines")):
         for record in results[part]:
             groups.setdefault((baseline, record["label"], record.get("engine", "")), []).append(record)
-    made = []
-    for (baseline, label, engine), records in groups.items():
-        good = [record for record in records if record.get("status", "finished") == "finished"]
-        made.append(
-            Row(
-                label=label,
-                method=records[0]["method"],
-                engine=engine,
-                baseline=baseline,
-                seeds=len(good),
-                failed=len(records) - len(good),
-                knn=_values(good, "knn_top1"),
-                linear=_values(good, "linear_top1"),
-                seconds=mean(_values(good, "seconds")),
-                images_per_second=mean(_values(good, "images_per_second")),
-                images_seen=mean(_values(good, "images_seen")),
-                forward=mean(_values(good, "forward_images")),
-                backward=mean(_values(good, "backward_images")),
-                memory=mean(_values(good, "peak_memory_mib")),
-                records=tuple(good),
-            )
-        )
+    made = [_row(records, baseline, label, engine) for (baseline, label, engine), records in groups.items()]
     order = {"knn_top1": "knn", "linear_top1": "linear"}[metric]
 
     def place(row: Row) -> tuple[bool, float]:
@@ -78,6 +57,35 @@ def rows(results: Mapping[str, Any], metric: str = "knn_top1") -> list[Row]:
         return row.baseline, math.inf if math.isnan(value) else -value
 
     return sorted(made, key=place)
+
+
+def each(row: Row) -> list[Row]:
+    """A row for each finished run of a row, by seed."""
+    return [
+        _row([record], row.baseline, row.label, row.engine)
+        for record in sorted(row.records, key=lambda record: int(record["seed"]))
+    ]
+
+
+def _row(records: Sequence[Mapping[str, Any]], baseline: bool, label: str, engine: str) -> Row:
+    good = [record for record in records if record.get("status", "finished") == "finished"]
+    return Row(
+        label=label,
+        method=records[0]["method"],
+        engine=engine,
+        baseline=baseline,
+        seeds=len(good),
+        failed=len(records) - len(good),
+        knn=_values(good, "knn_top1"),
+        linear=_values(good, "linear_top1"),
+        seconds=mean(_values(good, "seconds")),
+        images_per_second=mean(_values(good, "images_per_second")),
+        images_seen=mean(_values(good, "images_seen")),
+        forward=mean(_values(good, "forward_images")),
+        backward=mean(_values(good, "backward_images")),
+        memory=mean(_values(good, "peak_memory_mib")),
+        records=tuple(good),
+    )
 
 
 def percent(values: Sequence[float]) -> str:

@@ -100,7 +100,8 @@ class Watch:
             self.progress.epoch(epoch, values)
             if self._board is not None:
                 for name, value in values.items():
-                    self._board.add_scalar(name, value, len(self.losses))
+                    if name != "loss":  # each step has written its own
+                        self._board.add_scalar(name, value, len(self.losses))
                 self._board.flush()
         state = {"losses": self.losses, "curve": self.curve, "seconds": self.seconds, "passes": self.passes}
         write_atomically(self.path, json.dumps(plain(state)))

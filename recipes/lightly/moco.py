@@ -11,7 +11,7 @@ import copy
 import pytorch_lightning as pl
 import torch
 from lightly.models.modules import MoCoProjectionHead
-from lightly.models.utils import deactivate_requires_grad, update_momentum
+from lightly.models.utils import update_momentum
 from lightly.transforms import MoCoV2Transform
 from lightly.utils.dist import print_rank_zero
 from moco_lightly import MoCoLoss, MoCoModule
@@ -22,6 +22,7 @@ from moco_plugins.bench.evaluation import extract_features, knn_accuracy
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--data", default="mnist5k", choices=["mnist5k", "cifar10"])
+parser.add_argument("--data-root", help="where CIFAR-10 is; default: data")
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--devices", type=int, default=1)
 parser.add_argument("--loop", action="store_true")
@@ -34,13 +35,12 @@ if args.data == "mnist5k":  # digits have no colours, and a mirrored 2 is no 2
 else:
     transform = MoCoV2Transform(32, cj_strength=0.5, gaussian_blur=0, normalize=None)
     backbone, width = build_backbone("resnet18-cifar", image_size=32)
-train, test = lightly_datasets(args.data, transform)
+train, test = lightly_datasets(args.data, transform, args.data_root)
 loader = torch.utils.data.DataLoader(train, batch_size=128 // args.devices, shuffle=True)
 queue, dim, lr = 1024, 64, 2e-3
 if args.loop:
     encoder = torch.nn.Sequential(backbone, MoCoProjectionHead(width, width, dim))
-    key_encoder = copy.deepcopy(encoder)
-    deactivate_requires_grad(key_encoder)
+    key_encoder = copy.deepcopy(encoder).requires_grad_(False)
     criterion = MoCoLoss(temperature=0.1, memory_bank_size=(queue, dim))
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, epochs=args.epochs, steps_per_epoch=len(loader))

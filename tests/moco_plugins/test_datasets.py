@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from moco_plugins import datasets, plugins
-from moco_plugins.datasets import DATASETS, DataNotFoundError, ImageArray, stratified_split
+from moco_plugins.datasets import DATASETS, DataNotFoundError, ImageArray, stratified_split, train_test
 from moco_plugins.image_folder import ImageFiles, image_folder
 
 
@@ -134,19 +134,21 @@ def test_subset_of_files() -> None:
     assert (part.files, part.labels.tolist()) == ([Path("c"), Path("b")], [0, 1])  # type: ignore[union-attr]
 
 
-def test_a_torchvision_set_on_disk(tmp_path: Path) -> None:
-    raw = tmp_path / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for part, count in (("train", 6), ("t10k", 3)):
-        pixels = np.full((count, 28, 28), 7, dtype=np.uint8)
-        head = (0x803).to_bytes(4, "big") + b"".join(n.to_bytes(4, "big") for n in pixels.shape)
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(head + pixels.tobytes())
-        labels = np.arange(count, dtype=np.uint8)
-        (raw / f"{part}-labels-idx1-ubyte").write_bytes(
-            (0x801).to_bytes(4, "big") + count.to_bytes(4, "big") + labels.tobytes()
-        )
-    train, test = DATASETS["mnist"](tmp_path)
-    assert train.images.shape == (6, 1, 28, 28)
-    assert test.images.unique().tolist() == [7]
-    assert test.labels.tolist() == [0, 1, 2]
-    assert train.classes[3].startswith("3")
+def test_flat_training_images_beside_test_images_with_classes(tmp_path: Path) -> None:
+    _write(tmp_path / "train", 12)
+    for name in ("cat", "dog"):
+        _write(tmp_path / "test" / name, 3)
+    train, test = image_folder(tmp_path)
+    assert train.labels is None
+    assert test.labels is not None
+    assert test.labels.tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_a_set_that_was_cut_here_can_be_cut_anew() -> None:
+    train, test = DATASETS["digits"](None)
+    again, held_out = train_test(train.whole, seed=5)
+    assert (len(again), len(held_out)) == (len(train), len(test))
+    assert again.labels.bincount().tolist() == train.labels.bincount().tolist()
+    assert not torch.equal(held_out.images, test.images)
+    rows = torch.cat([again.images, held_out.images]).flatten(1)
+    assert len(torch.unique(rows, dim=0)) == len(torch.unique(train.whole.images.flatten(1), dim=0))

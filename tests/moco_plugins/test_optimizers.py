@@ -65,6 +65,40 @@ def test_training_with_an_optimiser_that_does_not_own_the_query_encoder_is_repor
     assert int(moco.queue.filled) == 0
 
 
+@pytest.mark.parametrize(
+    ("variant", "left_out"), [("v2", "query_encoder.backbone"), ("v2", "query_encoder.projector"), ("v3", "predictor")]
+)
+def test_an_optimiser_that_leaves_out_a_part_is_reported(variant: str, left_out: str) -> None:
+    moco = make(variant=variant, queue_size=0) if variant == "v3" else make()
+    owned = [p for name, p in moco.named_parameters() if p.requires_grad and not name.startswith(left_out)]
+    optimizer = torch.optim.SGD(owned, 0.1)
+
+    def train() -> None:
+        for _ in range(6):
+            optimizer.zero_grad()
+            moco(small_views(6)).backward()
+            optimizer.step()
+
+    with pytest.warns(UserWarning, match=rf"no optimiser that has stepped owns {left_out}.*not trained") as caught:
+        train()
+    assert len([w for w in caught if "not trained" in str(w.message)]) == 1
+    assert moco.steps == 6
+
+
+def test_two_optimisers_that_share_the_parameters_leave_out_nothing() -> None:
+    moco = make()
+    halves = [moco.query_encoder.backbone, moco.query_encoder.projector]
+    optimizers = [torch.optim.SGD(half.parameters(), 0.1) for half in halves]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for step in range(8):
+            moco.zero_grad()
+            moco(small_views(6)).backward()
+            for optimizer in optimizers if step % 2 else optimizers[:1]:  # the second steps half as often
+                optimizer.step()
+    assert moco.steps == 8
+
+
 def test_nothing_is_reported_where_a_discriminator_steps_in_turn() -> None:
     moco, other = make(), nn.Linear(4, 4)
     own, foreign = torch.optim.SGD(moco.parameters(), 0.1), torch.optim.SGD(other.parameters(), 0.1)

@@ -144,6 +144,14 @@ def test_blocking_an_adapter_takes_its_names_away(tmp_path):
     assert result.stdout.strip() == "['lightning']", result.stderr
 
 
+def test_blocking_a_plugin_that_is_not_there_is_reported(tmp_path):
+    result = run(tmp_path, "from moco_plugins import plugins; plugins.methods()", MOCO_PLUGINS_BLOCK="mmengin,lightly")
+    assert "MOCO_PLUGINS_BLOCK=mmengin: no installed plugin is called that; there are" in result.stderr
+    assert result.returncode == 0
+    result = run(tmp_path, "from moco_plugins import plugins; plugins.methods()", MOCO_PLUGINS_BLOCK="lightly")
+    assert result.stderr == ""
+
+
 def test_unknown_names_list_what_there_is_and_whose():
     with pytest.raises(plugins.UnknownNameError, match=r"method='moco-v9'.*moco-v2 \(builtin\).*simclr \(lightly\)"):
         plugins.method_factory("moco-v9")

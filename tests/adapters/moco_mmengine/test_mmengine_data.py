@@ -13,6 +13,7 @@ from mmengine.registry import DATASETS, METRICS, MODELS, TRANSFORMS
 from mmengine.structures import BaseDataElement
 from moco_mmengine import DataPreprocessor, TwoViews
 
+from moco_plugins.datasets import DATASETS as NAMED
 from moco_plugins.datasets import digits
 
 torch.set_num_threads(1)
@@ -50,6 +51,18 @@ def test_a_data_set_by_name_and_its_parts():
         DATASETS.build({"type": "moco_plugins.digits", "split": "valid"})
     with pytest.raises(KeyError, match=r"moco_plugins\.imagenot.*mnist5k"):
         DATASETS.build({"type": "moco_plugins.imagenot"})
+
+
+def test_images_without_labels_to_learn_from(monkeypatch):
+    train, test = (part.subset(range(20)) for part in digits(None))
+    train.pretrain = digits(None)[0]
+    monkeypatch.setitem(NAMED, "digits", lambda root: (train, test))
+    sizes = {
+        split: len(DATASETS.build({"type": "moco_plugins.digits", "split": split})) for split in ("train", "pretrain")
+    }
+    assert sizes == {"train": 20, "pretrain": len(train.pretrain)}
+    train.pretrain = None
+    assert len(DATASETS.build({"type": "moco_plugins.digits", "split": "pretrain"})) == 20
 
 
 def test_a_folder_of_images_and_torchvisions_names(tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 import shutil
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from moco_plugins.bench import main, watch
-from moco_plugins.bench.data import SettingsError
+from moco_plugins.bench.data import SettingsError, load_data
 from moco_plugins.bench.main import bench
 from moco_plugins.bench.progress import Quiet
 from moco_plugins.bench.report import write_report
@@ -92,11 +94,32 @@ def test_a_seed_fixes_everything(finished: Path, tmp_path: Path, small: Make) ->
 def test_engines_agree_step_by_step(tmp_path: Path, small: Make) -> None:
     pytest.importorskip("mmengine")
     runs = {
-        engine: bench(small(engine=engine), tmp_path / engine, Quiet()).runs[0] for engine in ("lightning", "mmengine")
+        engine: bench(small(engine=engine, tensorboard=True), tmp_path / engine, Quiet()).runs[0]
+        for engine in ("lightning", "mmengine")
     }
+    for engine in runs:
+        logs = EventAccumulator(str(next((tmp_path / engine).glob("runs/*/tensorboard")))).Reload()
+        assert [event.step for event in logs.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
+        assert logs.Scalars("val_knn_top1")[-1].step == 6
     pairs = zip(runs["lightning"]["losses"], runs["mmengine"]["losses"], strict=True)
     assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-5 for a, b in pairs)
     assert runs["lightning"]["knn_top1"] == runs["mmengine"]["knn_top1"]
+
+
+def test_each_seed_has_its_own_split(tmp_path: Path, small: Make) -> None:
+    data = load_data("digits", None, None, 20)
+    parts = [data.of_seed(seed) for seed in (0, 1, 2)]
+    assert parts[0] is data
+    tests = [{tuple(image.flatten().tolist()) for image in part.test.images} for part in parts]
+    for first, second in itertools.combinations(tests, 2):
+        assert len(first & second) < 0.4 * len(first)  # one fifth by chance
+    settings = small(data="digits", epochs=1, batch_size=256, seeds=2, backbone="convnet")
+    content = bench(settings, tmp_path, Quiet()).content
+    raw = [b["knn_top1"] for b in content["baselines"] if b["method"] == "raw-pixels"]
+    assert len(set(raw)) == 2
+    assert "own split" in write_report([tmp_path], tmp_path).read_text()
+    again = bench(settings, tmp_path, Quiet()).content  # nothing is done twice
+    assert len(again["baselines"]) == 4
 
 
 def test_finished_runs_are_kept_and_missing_ones_added(
@@ -197,12 +220,14 @@ def test_looking_at_a_run_does_not_change_it(
         ({"options": {"momentun": 0.9}}, SettingsError, r"'momentun'.*moco-v2 has not got it, it has .*momentum"),
         ({"sweep": {"queue_size": (1, 2)}, "methods": ("moco-v2", "simclr")}, SettingsError, "simclr has not got it"),
         ({"views": "nope"}, LookupError, "views='nope'"),
+        ({"options": {"momentum": 1.5}}, SettingsError, "^moco-v2: momentum=1.5"),
+        ({"sweep": {"temperature": (0.1, -1)}}, SettingsError, "^moco-v2 temperature=-1: temperature=-1"),
     ],
 )
 def test_bad_input(tmp_path: Path, change: dict[str, Any], error: type[Exception], message: str, small: Make) -> None:
     with pytest.raises(error, match=message):
         bench(small(**change), tmp_path / "out", Quiet())
-    assert not (tmp_path / "out" / "runs").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_sweep_runs_every_value(tmp_path: Path, small: Make) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
+from torchvision.transforms.functional import to_pil_image
 
 from moco_plugins import cli, plugins
 from moco_plugins.bench.budget import Budget, Length, length_for
@@ -22,6 +24,7 @@ from moco_plugins.bench.data import SettingsError, load_data
 from moco_plugins.bench.findings import warnings
 from moco_plugins.bench.loader import make_loader
 from moco_plugins.bench.main import bench
+from moco_plugins.bench.merge import merged
 from moco_plugins.bench.plan import plan
 from moco_plugins.bench.progress import Quiet
 from moco_plugins.bench.recipe import adamw, build_loader, views_name
@@ -162,6 +165,13 @@ def test_each_method_in_its_own_views(small: Make) -> None:
     assert [views_name(settings, method) for method in settings.methods] == ["v1", "v3", "v2"]
 
 
+def test_all_views_are_shown(small: Make, tmp_path: Path) -> None:
+    bench(small(views="own", methods=("moco-v1", "moco-v2", "simclr"), epochs=1), tmp_path, Quiet())
+    page = write_report([tmp_path], tmp_path).read_text()
+    for kind in ("v1", "v2"):
+        assert page.count(f"<h3>View pairs: {kind}</h3>") == 1
+
+
 @pytest.mark.parametrize(
     ("name", "labels"),
     [
@@ -208,12 +218,43 @@ def test_reports_are_merged(small: Make, tmp_path: Path) -> None:
     assert page.count("<th scope=row>untrained") == 1
 
 
+def test_runs_of_other_settings_are_never_averaged(small: Make, tmp_path: Path) -> None:
+    bench(small(), tmp_path / "a", Quiet())
+    bench(small(epochs=1), tmp_path / "b", Quiet())
+    bench(small(options={"momentum": 0.5}), tmp_path / "c", Quiet())
+    bench(small(data="digits", batch_size=256), tmp_path / "d", Quiet())
+    shutil.copytree(tmp_path / "a", tmp_path / "e")
+    folders = [tmp_path / name for name in "abcde"]
+    content = merged([Results(folder).content for folder in folders], list("abcde"))
+    assert [run["label"] for run in content["runs"]] == ["moco-v2", "moco-v2 (b)", "moco-v2 (c)", "moco-v2 (d)"]
+    untrained = [b["label"] for b in content["baselines"] if b["method"] == "untrained"]
+    assert untrained == ["untrained", "untrained (d)"]
+    page = write_report(folders, tmp_path / "all").read_text()
+    for text in ("moco-v2 (c)", "untrained (d)", "View pairs (d)"):
+        assert text in page
+
+
 def test_what_the_reader_must_know_is_said(small: Make, tmp_path: Path) -> None:
     results = bench(small(knn_k=200, epochs=1), tmp_path, Quiet())
     said = " ".join(warnings(results.content))
     assert "k = 200 neighbours and there are 96 training images" in said
     assert "only 40 test images" in said
     assert "Only 1 seed" in said
+
+
+def test_images_that_cannot_be_read_are_named_in_the_report(tmp_path: Path, small: Make) -> None:
+    folder = tmp_path / "pictures"
+    train, _ = plugins.dataset_factory("digits")(None)
+    for i in range(60):
+        image, label = train[i]
+        (folder / f"digit{label}").mkdir(parents=True, exist_ok=True)
+        to_pil_image(image).save(folder / f"digit{label}" / f"{i}.png")
+    (folder / "digit0" / "broken.png").write_bytes(b"not an image")
+    bench(small(data=str(folder), epochs=1, batch_size=16, backbone="convnet"), tmp_path / "out", Quiet())
+    assert (
+        "1 of 61 images cannot be read and are left out: digit0/broken.png"
+        in write_report([tmp_path / "out"], tmp_path / "out").read_text()
+    )
 
 
 def test_one_class_and_no_labels(small: Make, tmp_path: Path) -> None:
