@@ -156,12 +156,12 @@ def _with_interval(row: Row, metric: str) -> str:
     if values.count < 2:
         return percent(row.values(metric))
     interval = f"{100 * values.low:.1f}–{100 * values.high:.1f}"
-    return f"{percent(row.values(metric))}\u2002<small>({interval})</small>"
+    return f"{percent(row.values(metric))} <small>({interval})</small>"
 
 
 def _decimals(row: Row, name: str, digits: int = 2) -> str:
     values = row.values(name)
-    return f"{mean(values):.{digits}f}" if values else "–"
+    return f"{mean(values):.{digits}f}".replace("-", "−") if values else "–"
 
 
 def _table(table: Sequence[Row], cells: Mapping[str, Callable[[Row], str]]) -> str:
