@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
+import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from ..engine import TrainingJob, TrainingOutcome
 from .cost import PassCounter
 from .data import SettingsError
-from .loader import StepLoader, key, random_state
+from .loader import key, random_state
+
+Engine = Callable[[TrainingJob], TrainingOutcome]
 
 KINDS = ("epochs", "images", "passes", "seconds")
 _WARM_UP, _TIMED = 3, 20  # steps
@@ -60,25 +63,25 @@ class Length:
     steps: int
 
 
-def length_for(
-    budget: Budget,
-    loader: StepLoader,
-    method: nn.Module,
-    backbone: nn.Module,
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-) -> Length:
-    """The length that comes nearest to the budget, at least one step; the method is tried on a copy.
+def length_for(budget: Budget, job: TrainingJob, engine: Engine, backbone: nn.Module) -> Length:
+    """The length that comes nearest to the budget, at least one step.
 
     Epochs may end early, and there may be a few more of them, so that a budget which is no whole number of epochs is met.
+
+    Args:
+        budget: the budget.
+        job: the run, of which a copy is tried where the budget is passes or seconds.
+        engine: carries out the trial.
+        backbone: the backbone of the job's method.
     """
+    loader: Any = job.loader
     whole = len(loader)
     if budget.kind == "epochs":
         return Length(max(1, round(budget.amount)), whole)
     if budget.kind == "images":
-        sampler: Any = loader.batch_sampler
-        per_step: float = sampler.batch_size
+        per_step: float = loader.batch_sampler.batch_size
     else:
-        passes, seconds = _try(loader, method, backbone, make_optimizer)
+        passes, seconds = _try(job, engine, backbone)
         per_step = passes if budget.kind == "passes" else seconds
     total = max(1, round(budget.amount / per_step))
     fewest = math.ceil(total / whole)
@@ -86,32 +89,31 @@ def length_for(
     return min(lengths, key=lambda length: abs(length.epochs * length.steps - total))
 
 
-def _try(
-    loader: StepLoader,
-    method: nn.Module,
-    backbone: nn.Module,
-    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
-) -> tuple[float, float]:
-    """Encoder passes and seconds of a step, views included, on a copy of the method."""
-    copied: Any = copy.deepcopy(method)
-    told = loader.on_batch
-    loader.on_batch = getattr(copied, "on_batch", None)
-    with random_state(key("try")):
-        optimizer = make_optimizer(copied)
-        counter = PassCounter(copied, backbone)
-        begin = time.perf_counter()
-        for number, (views, _) in enumerate(_endless(loader, _WARM_UP + _TIMED)):
-            loss = copied(views)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            counter.stop()
-            if number == _WARM_UP - 1:
-                begin = time.perf_counter()
-        seconds = (time.perf_counter() - begin) / _TIMED
-    loader.on_batch = told
-    return counter.forward + counter.backward, seconds
+def _try(job: TrainingJob, engine: Engine, backbone: nn.Module) -> tuple[float, float]:
+    """Encoder passes and seconds of a step, from a few steps of a copy: one process, with its share of the batch."""
+    method: Any = copy.deepcopy(job.method)
+    processes = job.devices * job.num_nodes
+    loader = job.loader.of_one_process(processes, _WARM_UP + _TIMED)  # type: ignore[attr-defined]
+    loader.on_batch = getattr(method, "on_batch", None)
+    counter = PassCounter(method, backbone)
+    times: list[float] = []
 
+    def on_step(step: int, loss: float) -> None:
+        counter.stop()
+        times.append(time.perf_counter())
 
-def _endless(loader: StepLoader, count: int) -> Iterator[Any]:
-    return itertools.islice(itertools.chain.from_iterable(itertools.repeat(loader)), count)
+    with tempfile.TemporaryDirectory() as folder, random_state(key("try")):
+        trial = replace(
+            job,
+            method=method,
+            loader=loader,
+            epochs=math.ceil((_WARM_UP + _TIMED) / len(loader)),
+            folder=Path(folder),
+            devices=1,
+            num_nodes=1,
+            on_step=on_step,
+            on_epoch=lambda epoch: None,
+        )
+        engine(trial)
+    seconds = (times[-1] - times[_WARM_UP - 1]) / (len(times) - _WARM_UP)
+    return (counter.forward + counter.backward) * processes, seconds

@@ -198,6 +198,15 @@ class StepLoader(DataLoader[Any]):
                 self.on_batch(indices)
             yield views, labels
 
+    def of_one_process(self, processes: int, limit: int) -> StepLoader:
+        """A loader of the share that one of several processes has, which ends its epochs after ``limit`` batches."""
+        pairs: Any = self.dataset
+        whole: Any = self.batch_sampler
+        share = max(2, whole.batch_size // processes)
+        loader = make_loader(pairs.images, pairs.views, pairs.finish, share, pairs.seed, self.num_workers)
+        loader.batch_sampler.limit = limit  # type: ignore[union-attr]
+        return loader
+
 
 def _as_it_is(batch: Any) -> Any:
     return batch

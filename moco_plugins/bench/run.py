@@ -7,7 +7,7 @@ import math
 import os
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from .. import plugins
-from ..engine import TrainingJob, TrainingOutcome
-from .budget import Budget, Length, length_for
+from ..engine import TrainingJob
+from .budget import Budget, Engine, Length, length_for
 from .cost import PassCounter, PeakMemory
 from .data import Data
 from .loader import StepLoader, key, random_state
@@ -81,14 +81,30 @@ def build_method(run: RunPlan, settings: Settings, data: Data, loader: StepLoade
     return method, backbone
 
 
-def _length(settings: Settings, loader: StepLoader, method: Any, backbone: nn.Module, folder: Path) -> Length:
+def _job(run: RunPlan, settings: Settings, loader: StepLoader, method: Any, folder: Path) -> TrainingJob:
+    """What the engine is asked to do, without a length and without anybody watching."""
+    return TrainingJob(
+        method=method,
+        loader=loader,
+        epochs=settings.epochs or 1,
+        make_optimizer=adamw(settings),
+        make_scheduler=one_cycle,
+        folder=folder,
+        device=settings.device,
+        devices=settings.devices,
+        num_nodes=settings.num_nodes,
+        precision=settings.precision,
+        seed=key(run.seed, "engine") % 2**31,
+    )
+
+
+def _length(settings: Settings, job: TrainingJob, engine: Engine, backbone: nn.Module) -> Length:
     """The length of a run; one that a budget gave is kept for a resume, since timing would not give it again."""
     if settings.budget is None:
-        return Length(settings.epochs or 1, len(loader))
-    path = folder / "length.json"
+        return Length(job.epochs, len(job.loader))  # type: ignore[arg-type]
+    path = job.folder / "length.json"
     if not path.exists():
-        found = length_for(Budget.parse(settings.budget), loader, method, backbone, adamw(settings))
-        write_atomically(path, json.dumps(asdict(found)))
+        write_atomically(path, json.dumps(asdict(length_for(Budget.parse(settings.budget), job, engine, backbone))))
     return Length(**json.loads(path.read_text()))
 
 
@@ -97,7 +113,9 @@ def _train_and_evaluate(
 ) -> dict[str, Any]:
     loader = build_loader(settings, data, run.method, run.seed)
     method, backbone = build_method(run, settings, data, loader)
-    length = _length(settings, loader, method, backbone, folder)
+    job, engine = _job(run, settings, loader, method, folder), plugins.adapter(settings.engine).engine
+    assert engine is not None  # checked with the settings
+    length = _length(settings, job, engine, backbone)
     epochs, whole = length.epochs, len(loader)
     loader.batch_sampler.limit = length.steps  # type: ignore[union-attr]
     counter = PassCounter(method, backbone)
@@ -106,7 +124,8 @@ def _train_and_evaluate(
     progress.start(f"{run.label} seed {run.seed}", len(loader) * epochs, resumed)
     memory = PeakMemory(torch.device("cuda") if _on_gpu(settings) else None)
     try:
-        outcome = _train(run, settings, loader, method, epochs, folder, watch)
+        loader.on_start = watch.begin
+        outcome = engine(replace(job, epochs=epochs, on_step=watch.on_step, on_epoch=watch.on_epoch))
     finally:
         watch.close()
     peak = memory.mib()
@@ -139,31 +158,6 @@ def _whole_training(curve: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """What tells something over the training only: at its end the learning rate is zero, and no key drifts."""
     drifts = [point["metric_key_drift"] for point in curve if point.get("metric_key_drift") is not None]
     return {"key_drift": sum(drifts) / len(drifts)} if drifts else {}
-
-
-def _train(
-    run: RunPlan, settings: Settings, loader: StepLoader, method: Any, epochs: int, folder: Path, watch: Watch
-) -> TrainingOutcome:
-    engine = plugins.adapter(settings.engine).engine
-    assert engine is not None  # checked with the settings
-    loader.on_start = watch.begin
-    return engine(
-        TrainingJob(
-            method=method,
-            loader=loader,
-            epochs=epochs,
-            make_optimizer=adamw(settings),
-            make_scheduler=one_cycle,
-            folder=folder,
-            device=settings.device,
-            devices=settings.devices,
-            num_nodes=settings.num_nodes,
-            precision=settings.precision,
-            seed=key(run.seed, "engine") % 2**31,
-            on_step=watch.on_step,
-            on_epoch=watch.on_epoch,
-        )
-    )
 
 
 def _on_gpu(settings: Settings) -> bool:

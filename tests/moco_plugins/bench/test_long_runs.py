@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,10 +28,10 @@ from moco_plugins.bench.main import bench
 from moco_plugins.bench.merge import merged
 from moco_plugins.bench.plan import plan
 from moco_plugins.bench.progress import Quiet
-from moco_plugins.bench.recipe import adamw, build_loader, views_name
+from moco_plugins.bench.recipe import build_loader, views_name
 from moco_plugins.bench.report import write_report
 from moco_plugins.bench.results import Results
-from moco_plugins.bench.run import build_method, thinned
+from moco_plugins.bench.run import _job, build_method, thinned
 from moco_plugins.bench.settings import Settings, complete
 from moco_plugins.datasets import ImageArray
 
@@ -110,17 +111,25 @@ def _settings(small: Make, **changes: Any) -> Any:
         ("passes=192", {"moco-v2": Length(1, 2), "byol": Length(1, 1)}),  # less than an epoch
     ],
 )
-def test_budgets_become_a_length(small: Make, budget: str, expected: dict[str, Length]) -> None:
-    settings, data = _settings(small, methods=tuple(expected), epochs=None, budget=budget)
+@pytest.mark.parametrize("name", ["lightning", "mmengine"])
+def test_budgets_become_a_length(
+    small: Make, tmp_path: Path, budget: str, expected: dict[str, Length], name: str
+) -> None:
+    settings, data = _settings(small, methods=tuple(expected), epochs=None, budget=budget, engine=name)
+    engine = plugins.adapter(name).engine
+    assert engine is not None
     for run in plan(settings):
         loader = build_loader(settings, data, run.method, 0)
         method, backbone = build_method(run, settings, data, loader)
         before = {name: value.clone() for name, value in method.state_dict().items()}
         random_before = torch.get_rng_state()
-        length = length_for(Budget.parse(budget), loader, method, backbone, adamw(settings))
+        folder = tmp_path / run.method
+        length = length_for(Budget.parse(budget), _job(run, settings, loader, method, folder), engine, backbone)
         assert length == expected[run.method]
         assert all(torch.equal(value, method.state_dict()[name]) for name, value in before.items())
         assert torch.equal(random_before, torch.get_rng_state())
+        assert not folder.exists()
+        assert len(loader) == 3
 
 
 @settings_of_hypothesis(max_examples=200, deadline=None)
@@ -130,7 +139,7 @@ def test_a_budget_is_met_to_half_a_step_an_epoch(images: int, size: int, batch: 
     pixels = torch.zeros(size, 1, 1, 1, dtype=torch.uint8)
     loader = make_loader(ImageArray(pixels, None), lambda image: (image, image), lambda views: views, batch, 0)
     nothing: Any = None
-    length = length_for(Budget("images", images), loader, nothing, nothing, nothing)
+    length = length_for(Budget("images", images), SimpleNamespace(loader=loader), nothing, nothing)  # type: ignore[arg-type]
     assert 1 <= length.steps <= len(loader)
     wanted = max(1.0, images / batch)
     assert abs(length.epochs * length.steps - wanted) <= length.epochs / 2 + 0.5
