@@ -57,6 +57,13 @@ def _bench(p: argparse.ArgumentParser) -> None:
     what.add_argument("--backbone", metavar="NAME", help="convnet, resnet18-cifar, any of torchvision's or timm's")
     what.add_argument("--pretrained", action="store_true", help="start from the weights that the library downloads")
     what.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per method; default: 1")
+    what.add_argument(
+        "--first-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="for seeds on several machines: moco-plugins report merges",
+    )
     recipe = p.add_argument_group("the recipe, the same for all methods")
     recipe.add_argument("--epochs", type=int, metavar="N")
     recipe.add_argument(
@@ -166,6 +173,7 @@ def run_bench(arguments: argparse.Namespace, command: str) -> int:
         epochs=arguments.epochs,
         batch_size=arguments.batch_size,
         seeds=arguments.seeds,
+        first_seed=arguments.first_seed,
         views=arguments.views,
         view_options=pairs(arguments.view_option, "--view-option"),
         image_size=arguments.image_size,

@@ -98,9 +98,9 @@ def _one(run: RunPlan, results: Results, settings: Settings, data: Data, progres
 
 def _baselines(results: Results, settings: Settings, data: Data) -> None:
     have = {record["seed"] for record in results.content["baselines"] if record["method"] == UNTRAINED}
-    for seed in range(settings.seeds):
+    for seed in settings.seed_numbers:
         if seed not in have:
-            raw = seed == 0 or data.cut_by_seed
+            raw = seed == settings.first_seed or data.cut_by_seed
             results.content["baselines"] += baselines(settings, data.of_seed(seed), seed, raw)
             results.save()
 

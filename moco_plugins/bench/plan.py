@@ -94,7 +94,7 @@ def plan(settings: Settings) -> list[RunPlan]:
     lines = variations(settings)
     return [
         RunPlan(line.method, line.label, seed, options_of(line, settings))
-        for seed in range(settings.seeds)
+        for seed in settings.seed_numbers
         for line in lines
     ]
 

@@ -133,7 +133,7 @@ def _train_and_evaluate(
         return {}
     images = outcome.steps * (settings.batch_size or 0)
     scores, features = evaluate(method, settings, data, run.seed, run.method)
-    if run.seed == 0:
+    if run.seed == settings.first_seed:
         draw_features(*features, data, run.label, out / "figures")
     return {
         "epochs": epochs if length.steps == whole else round(outcome.steps / whole, 2),

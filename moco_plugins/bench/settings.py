@@ -16,8 +16,19 @@ from .presets import preset_for
 
 DEFAULT_METHODS = ("moco-v2", "simclr", "byol")
 #: Not part of what must agree for results to stand in one folder.
-_FREE = ("methods", "seeds", "engine", "data_root", "options", "method_options", "sweep", "ablation", "workers")
-_LEAST = {"epochs": 1, "seeds": 1, "batch_size": 2, "knn_k": 1, "devices": 1, "num_nodes": 1}
+_FREE = (
+    "methods",
+    "seeds",
+    "first_seed",
+    "engine",
+    "data_root",
+    "options",
+    "method_options",
+    "sweep",
+    "ablation",
+    "workers",
+)
+_LEAST = {"epochs": 1, "seeds": 1, "first_seed": 0, "batch_size": 2, "knn_k": 1, "devices": 1, "num_nodes": 1}
 
 
 class MissingExtraError(ImportError):
@@ -41,6 +52,7 @@ class Settings:
     budget: str | None = None
     batch_size: int | None = None
     seeds: int = 1
+    first_seed: int = 0
     views: str | None = None
     view_options: Mapping[str, Any] = field(default_factory=dict)
     image_size: int | None = None
@@ -59,6 +71,11 @@ class Settings:
     workers: int = 0
     pretrained: bool = False
     tensorboard: bool = False
+
+    @property
+    def seed_numbers(self) -> range:
+        """The seeds of the runs."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def shared(self) -> dict[str, Any]:
         """What must be the same for two results to be comparable: everything but methods, seeds and engine."""

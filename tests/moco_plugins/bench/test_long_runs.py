@@ -227,6 +227,17 @@ def test_reports_are_merged(small: Make, tmp_path: Path) -> None:
     assert page.count("<th scope=row>untrained") == 1
 
 
+def test_seeds_of_several_machines_are_merged(small: Make, tmp_path: Path) -> None:
+    whole = bench(small(epochs=1, seeds=2), tmp_path / "whole", Quiet())
+    parts = [tmp_path / "first", tmp_path / "second"]
+    for seed, folder in enumerate(parts):
+        bench(small(epochs=1, first_seed=seed), folder, Quiet())
+    content = merged([Results(folder).content for folder in parts], ["first", "second"])
+    assert [(run["label"], run["seed"]) for run in content["runs"]] == [("moco-v2", 0), ("moco-v2", 1)]
+    assert [run["losses"] for run in content["runs"]] == [run["losses"] for run in whole.runs]
+    assert not content["differences"]
+
+
 def test_runs_of_other_settings_are_never_averaged(small: Make, tmp_path: Path) -> None:
     bench(small(), tmp_path / "a", Quiet())
     bench(small(epochs=1), tmp_path / "b", Quiet())
