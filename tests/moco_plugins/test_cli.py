@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from moco_plugins import cli
+from moco_plugins.bench import command
 from moco_plugins.bench import main as bench_main
 
 QUICK = ["--data", "digits", "--epochs", "1", "--batch-size", "512", "--backbone", "convnet"]
@@ -17,9 +18,9 @@ QUICK = ["--data", "digits", "--epochs", "1", "--batch-size", "512", "--backbone
 def test_literals_and_pairs() -> None:
     texts = ["momentum=0.99", "a=true", "b=None", "c=v2+", "d=(1, 2)", "e=x=y"]
     expected = {"momentum": 0.99, "a": True, "b": None, "c": "v2+", "d": (1, 2), "e": "x=y"}
-    assert cli.pairs(texts, "--option") == expected
+    assert command.pairs(texts, "--option") == expected
     with pytest.raises(ValueError, match="--option 'momentum'"):
-        cli.pairs(["momentum"], "--option")
+        command.pairs(["momentum"], "--option")
 
 
 def test_bench_prints_the_table_and_says_where_everything_is(
@@ -124,8 +125,8 @@ def test_train_goes_to_the_adapter_with_all_its_arguments(capsys: pytest.Capture
 
 def test_module_and_help() -> None:
     shown = subprocess.run([sys.executable, "-m", "moco_plugins", "--help"], capture_output=True, text=True, check=True)
-    for command in ("bench", "train", "plugins", "speed", "report"):
-        assert command in shown.stdout
+    for name in ("bench", "train", "plugins", "speed", "report"):
+        assert name in shown.stdout
 
 
 def test_interrupt_has_a_status_of_its_own(
