@@ -155,6 +155,7 @@ def on_rank_sharded(kind: str, parts: int, sizes: list[int], steps: int) -> dict
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
+    warnings.filterwarnings("error", "no optimiser that has stepped")  # all parameters are owned, on whichever rank
     rank = dist.get_rank()
     moco = make(0, {})
     model: nn.Module = moco
