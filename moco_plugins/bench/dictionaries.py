@@ -5,6 +5,7 @@ Same backbone, head, loss and temperature; only where the keys come from differs
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -90,7 +91,9 @@ class MemoryBank(_Contrastive):
 
     All keys come from the bank: the positive is the image's own row, negatives are drawn from the rows of the images that
     are not in the batch. Only the first view is encoded. After each optimiser step the rows of the batch move to the new
-    features (Wu et al. 2018, arXiv:1805.01978, section 3.2 and 3.3).
+    features (Wu et al. 2018, arXiv:1805.01978, section 3.2 and 3.3). The bank starts with the features of the untrained
+    encoder, see :meth:`see_dataset`; the authors start with random vectors, towards which the encoder is then drawn for
+    an epoch: nothing in their 200 epochs, much in a few.
 
     Args:
         backbone: images -> (N, feature_dim).
@@ -128,6 +131,16 @@ class MemoryBank(_Contrastive):
     def set_dataset_size(self, size: int) -> None:
         """Make a bank of one random unit vector for each of ``size`` images."""
         self.bank = F.normalize(torch.randn(size, self.bank.shape[1]), dim=1)
+
+    @torch.no_grad()
+    def see_dataset(self, images: Callable[[Sequence[int]], Tensor], batch_size: int = 256) -> None:
+        """Fill the bank before the training; ``images`` gives images by their numbers, (N, C, H, W)."""
+        before = {name: buffer.clone() for name, buffer in self.query_encoder.named_buffers()}
+        count = len(self.bank)
+        for rows in torch.randperm(count).tensor_split(math.ceil(count / batch_size)):
+            self.bank[rows] = self.encode(images(rows.tolist()))
+        for name, buffer in self.query_encoder.named_buffers():  # nothing has been trained yet
+            buffer.copy_(before[name])
 
     def on_batch(self, indices: Tensor) -> None:
         """Take the image numbers of the batch that comes next."""

@@ -11,16 +11,14 @@ from typing import Any
 from . import style
 from .picture import Picture, curve
 from .sweeps import sweep_figures
-from .table import Row, mean, rows
+from .table import Row, mean, rows, shortened
 
 
 def draw_all(results: Mapping[str, Any], folder: Path, metric: str) -> list[Picture]:
     """Draw all figures that the results have data for."""
     option = (results.get("ablation") or {}).get("option")
-    table = rows(results, metric)
+    table = shortened(rows(results, metric))
     runs = [row for row in table if not row.baseline]
-    if len({row.method for row in runs}) == 1:
-        table = [_shortened(row) for row in table]
     if len({row.engine for row in runs}) > 1:
         table = [row if row.baseline else replace(row, label=f"{row.label}, {row.engine}") for row in table]
     colours = style.colour_of(sorted({row.label for row in table if not row.baseline}))
@@ -29,11 +27,6 @@ def draw_all(results: Mapping[str, Any], folder: Path, metric: str) -> list[Pict
         drawers.insert(4, cost)  # the runs of a sweep cost the same
     drawn = (drawer(table, colours, folder) for drawer in drawers)
     return [*(sweep_figures(table, option, folder) if option else []), *(picture for picture in drawn if picture)]
-
-
-def _shortened(row: Row) -> Row:
-    """A row without the method's name in its label, for where all rows are of one method."""
-    return replace(row, label=row.label.removeprefix(f"{row.method} "))
 
 
 def accuracy(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Picture | None:

@@ -15,7 +15,7 @@ from .comparison import summary
 from .merge import merged
 from .picture import Picture
 from .results import Results
-from .table import Row, each, mean, number, percent, rows
+from .table import Row, each, mean, number, percent, rows, shortened
 
 _STYLE = (Path(__file__).parent / "report.css").read_text
 
@@ -66,7 +66,7 @@ def page(
     content: Mapping[str, Any], pictures: Sequence[Picture], kept: Sequence[Picture], metric: str, reference: str | None
 ) -> str:
     """The whole page."""
-    table = rows(content, metric)
+    table = shortened(rows(content, metric))
     title = findings.title(content)
     wide = [picture for picture in kept if picture.path.name.startswith(("views", "neighbours"))]
     maps = [picture for picture in kept if picture not in wide]

@@ -19,11 +19,11 @@ from ..engine import TrainingJob
 from .budget import Budget, Engine, Length, length_for
 from .cost import PassCounter, PeakMemory
 from .data import Data
-from .loader import StepLoader, key, random_state
+from .loader import StepLoader, as_batch, key, random_state
 from .pictures import draw_features
 from .plan import RunPlan
 from .progress import Progress, Quiet
-from .recipe import adamw, build_loader, build_seeded_backbone, one_cycle, views_name
+from .recipe import Normalise, adamw, build_loader, build_seeded_backbone, one_cycle, views_name
 from .results import plain, write_atomically
 from .scores import evaluate
 from .settings import Settings
@@ -81,6 +81,14 @@ def build_method(run: RunPlan, settings: Settings, data: Data, loader: StepLoade
     return method, backbone
 
 
+def _show(method: Any, data: Data, run: RunPlan) -> None:
+    """Show the images to a method that wants to see them before the training, as a memory bank does."""
+    if hasattr(method, "see_dataset"):
+        finish = Normalise(data.mean, data.std)
+        with random_state(key(run.seed, "see")):
+            method.see_dataset(lambda rows: finish(as_batch(data.pretrain, rows, data.image_size)[0]))
+
+
 def _job(run: RunPlan, settings: Settings, loader: StepLoader, method: Any, folder: Path) -> TrainingJob:
     """What the engine is asked to do, without a length and without anybody watching."""
     return TrainingJob(
@@ -119,6 +127,7 @@ def _train_and_evaluate(
     epochs, whole = length.epochs, len(loader)
     loader.batch_sampler.limit = length.steps  # type: ignore[union-attr]
     counter = PassCounter(method, backbone)
+    _show(method, data, run)
     watch = Watch(method, data, settings, run, epochs, folder, progress, counter)
     resumed = min(len(watch.losses), len(loader) * epochs)
     progress.start(f"{run.label} seed {run.seed}", len(loader) * epochs, resumed)

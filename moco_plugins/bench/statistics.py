@@ -79,7 +79,8 @@ class Difference:
 
 
 def _points(fraction: float) -> str:
-    return f"{100 * fraction:+.1f}".replace("-", "−")
+    digits = 1 if abs(fraction) >= 0.0005 or fraction == 0 else 2  # the end of an interval next to zero keeps its sign
+    return f"{100 * fraction:+.{digits}f}".replace("-", "−")
 
 
 def _seeds(count: int) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -57,6 +57,13 @@ def rows(results: Mapping[str, Any], metric: str = "knn_top1") -> list[Row]:
         return row.baseline, math.inf if math.isnan(value) else -value
 
     return sorted(made, key=place)
+
+
+def shortened(table: Sequence[Row]) -> list[Row]:
+    """The rows without the method's name in their labels, where all runs are of one method and it says nothing."""
+    if len({row.method for row in table if not row.baseline}) != 1:
+        return list(table)
+    return [replace(row, label=row.label.removeprefix(f"{row.method} ")) for row in table]
 
 
 def each(row: Row) -> list[Row]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ class Watch:
             self.passes = tuple(saved["passes"])
         self._board = _tensorboard(folder / "tensorboard", len(self.losses)) if settings.tensorboard else None
         self._since: float | None = None
+        self.label, self._said = f"{run.label}, seed {run.seed}", set[str]()
 
     def begin(self) -> None:
         """Start the clock, when the first batch is asked for: an engine's preparations are not training."""
@@ -119,7 +121,14 @@ class Watch:
         per_epoch = max(1, len(self.data.pretrain) // (self.settings.batch_size or 1))
         recent = self.losses[-per_epoch:]
         values["loss"] = sum(recent) / max(1, len(recent))
-        metrics = self.method.metrics()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            metrics = self.method.metrics()
+        for message in (str(warning.message) for warning in caught):
+            what = message.partition(":")[0]  # the numbers behind it change from look to look
+            if what not in self._said:
+                self.progress.say(f"{self.label}: {message}")
+            self._said.add(what)
         values.update({f"metric_{name}": value for name, value in metrics.items() if name != "loss"})
         return values
 

@@ -61,7 +61,7 @@ def test_beats_its_untrained_backbone(name, tmp_path):
         return knn_accuracy(*extract_features(method, images), *extract_features(method, test))
 
     untrained = knn()
-    train("lightning", method, images, 4, tmp_path)
+    train("lightning", method, images, 8 if name == "simsiam" else 4, tmp_path)  # SimSiam is slow to start
     assert knn() > untrained + 0.005
 
 

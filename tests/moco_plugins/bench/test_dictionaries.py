@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from moco_plugins.bench.dictionaries import EndToEnd, MemoryBank, register_dictionaries
 from moco_plugins.infonce import info_nce
@@ -81,6 +82,22 @@ def test_memory_bank_is_renewed_by_index_once_a_step() -> None:
     after = method.bank.clone()
     optimizer.step()
     assert torch.equal(method.bank, after)
+
+
+def test_memory_bank_starts_with_the_features_of_the_untrained_encoder() -> None:
+    method = bank()
+    pictures = torch.rand(20, *views()[0].shape[1:])
+    state = {name: value.clone() for name, value in method.state_dict().items() if name != "bank"}
+    asked: list[int] = []
+
+    def images(rows: Sequence[int]) -> Tensor:
+        asked.extend(rows)
+        return pictures[list(rows)]
+
+    method.see_dataset(images, batch_size=20)
+    assert sorted(asked) == list(range(20))
+    assert all(torch.equal(value, method.state_dict()[name]) for name, value in state.items())
+    torch.testing.assert_close(method.bank, method.encode(pictures).detach())
 
 
 def test_evaluation_changes_nothing_and_the_bank_is_in_the_state() -> None:
