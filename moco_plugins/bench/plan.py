@@ -103,9 +103,9 @@ def options_of(line: Variation, settings: Settings) -> dict[str, Any]:
     """The options of one line: common ones that the method has, its own, those that vary."""
     options = {name: value for name, value in settings.options.items() if accepts(line.method, name)}
     options.update(settings.method_options.get(line.method, {}))
-    if accepts(line.method, "drift_probe"):
-        options.setdefault("drift_probe", DRIFT_IMAGES)
     options.update(line.options)
+    if accepts(line.method, "drift_probe") and options.get("queue_size", 1):
+        options.setdefault("drift_probe", DRIFT_IMAGES)
     low = isinstance(line.options.get("momentum"), (int, float)) and line.options["momentum"] < 0.5
     if low and accepts(line.method, "allow_low_momentum"):
         options["allow_low_momentum"] = True  # asked for as one of several values: no mistake of sign

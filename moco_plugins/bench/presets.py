@@ -23,6 +23,14 @@ class Preset:
     method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
+# MoCo v3 has no queue. DINO's outputs are assignments, and the redundancy methods compare dimensions: all need many.
+_OWN: dict[str, dict[str, Any]] = {
+    "moco-v3": {"queue_size": 0},
+    "dino": {"projection_dim": 1024},
+    "barlow-twins": {"projection_dim": 1024},
+    "vicreg": {"projection_dim": 1024},
+}
+
 # One width and one temperature for all methods. A queue of 65536 keys would hold each of 4000 images 16 times over, and
 # a momentum of 0.999 would be the memory of a thousand steps where there are about as many in all.
 _SMALL = Preset(
@@ -31,6 +39,7 @@ _SMALL = Preset(
     epochs=25,
     batch_size=64,
     options={"queue_size": 1024, "momentum": 0.99, "temperature": 0.2, "projection_dim": 64, "hidden_dim": 512},
+    method_options=_OWN,
 )
 _MEDIUM = Preset(
     backbone="resnet18-cifar",
@@ -39,6 +48,7 @@ _MEDIUM = Preset(
     batch_size=256,
     learning_rate=1e-3,
     options={"queue_size": 4096, "momentum": 0.99, "projection_dim": 128},
+    method_options=_OWN,
 )
 _LARGE = Preset(
     backbone="resnet18",
@@ -47,6 +57,7 @@ _LARGE = Preset(
     batch_size=256,
     learning_rate=1e-3,
     options={"queue_size": 16384, "projection_dim": 128},
+    method_options=_OWN,
 )
 
 

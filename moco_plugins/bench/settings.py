@@ -116,7 +116,11 @@ def complete(settings: Settings, data: Data) -> Settings:
     )
     _check(settings, data)
     check_options(settings)
-    own = {method: preset.method_options[method] for method in settings.methods if method in preset.method_options}
+    own = {  # what the user wants for all methods goes before what the preset has for one
+        method: {name: value for name, value in options.items() if name not in settings.options}
+        for method, options in preset.method_options.items()
+        if method in settings.methods
+    }
     return replace(
         settings,
         options={**preset.options, **settings.options},
