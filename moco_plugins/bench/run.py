@@ -126,8 +126,8 @@ def _train_and_evaluate(
     length = _length(settings, job, engine, backbone)
     epochs, whole = length.epochs, len(loader)
     loader.batch_sampler.limit = length.steps  # type: ignore[union-attr]
-    counter = PassCounter(method, backbone)
     _show(method, data, run)
+    counter = PassCounter(method, backbone)  # counts one step of the training
     watch = Watch(method, data, settings, run, epochs, folder, progress, counter)
     resumed = min(len(watch.losses), len(loader) * epochs)
     progress.start(f"{run.label} seed {run.seed}", len(loader) * epochs, resumed)
