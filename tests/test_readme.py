@@ -52,6 +52,14 @@ def test_bench_commands(command, folder):
     assert "moco-v2" in out
 
 
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("moco-plugins report")])
+def test_report_commands(command, folder):  # of what the commands before it have left
+    run([sys.executable, "-m", "moco_plugins", *command.split()[1:]], folder)
+    page = (folder / "both" / "report.html").read_text()
+    assert "moco-v2" in page
+    assert "simclr" in page
+
+
 def test_the_two_commands_and_their_table_are_there():
     assert 'pip install -e ".[all]" && moco-plugins bench' in COMMANDS
     assert 'pip install -e ".[dev]" && pytest' in COMMANDS
