@@ -60,10 +60,14 @@ def rows(results: Mapping[str, Any], metric: str = "knn_top1") -> list[Row]:
 
 
 def shortened(table: Sequence[Row]) -> list[Row]:
-    """The rows without the method's name in their labels, where all runs are of one method and it says nothing."""
+    """The rows of a sweep as "option=value", where all runs are of one method and its name says nothing."""
     if len({row.method for row in table if not row.baseline}) != 1:
         return list(table)
-    return [replace(row, label=row.label.removeprefix(f"{row.method} ")) for row in table]
+    found = []
+    for row in table:
+        rest = row.label.removeprefix(f"{row.method} ")
+        found.append(replace(row, label=rest) if "=" in rest and not row.baseline else row)
+    return found
 
 
 def each(row: Row) -> list[Row]:
