@@ -143,7 +143,10 @@ def _train_and_evaluate(
     images = outcome.steps * (settings.batch_size or 0)
     scores, features = evaluate(method, settings, data, run.seed, run.method)
     if run.seed == settings.first_seed:
-        draw_features(*features, data, run.label, out / "figures")
+        try:
+            draw_features(*features, data, run.label, out / "figures")
+        except Exception as error:  # a picture is not worth a run
+            progress.say(f"{run.label}: its pictures could not be drawn: {type(error).__name__}: {error}")
     return {
         "epochs": epochs if length.steps == whole else round(outcome.steps / whole, 2),
         "steps": outcome.steps,

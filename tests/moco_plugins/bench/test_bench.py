@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from moco_plugins.bench import main, watch
+from moco_plugins.bench import main, run, watch
 from moco_plugins.bench.data import SettingsError, load_data
 from moco_plugins.bench.main import bench
 from moco_plugins.bench.progress import Quiet
@@ -153,6 +153,21 @@ def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path: Path, small: M
     assert "the disk is full" in page
     again = bench(small(methods=("fails", "moco-v2"), method_options={"fails": {"at": 1000}}), tmp_path, Quiet())
     assert {r["status"] for r in again.runs} == {"finished"}  # a failed run is tried again
+
+
+def test_a_picture_that_cannot_be_drawn_fails_no_run(
+    tmp_path: Path, small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: Any) -> None:
+        raise RuntimeError("no canvas")
+
+    monkeypatch.setattr(run, "draw_features", broken)
+    said: list[str] = []
+    quiet = Quiet()
+    monkeypatch.setattr(quiet, "say", said.append)
+    (record,) = bench(small(epochs=1), tmp_path, quiet).runs
+    assert record["status"] == "finished"
+    assert said == ["moco-v2: its pictures could not be drawn: RuntimeError: no canvas"]
 
 
 def test_nan_stops_that_run(tmp_path: Path, small: Make) -> None:
