@@ -24,11 +24,13 @@ PART_KINDS = {
 def parser() -> argparse.ArgumentParser:
     """Build the command line."""
     p = argparse.ArgumentParser(
-        prog="moco-plugins", description="MoCo for the frameworks people use, and a fair bench."
+        prog="moco-plugins", description="MoCo for the frameworks people use, and a fair bench.", allow_abbrev=False
     )
     commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
     bench_command.add_arguments(
-        commands.add_parser("bench", help="train methods under the same conditions, evaluate them, write a report")
+        commands.add_parser(
+            "bench", help="train methods under the same conditions, evaluate them, write a report", allow_abbrev=False
+        )
     )
     commands.add_parser("train", help="train a framework's config: moco-plugins train CONFIG", add_help=False)
     commands.add_parser("plugins", help="list who provides what")
@@ -48,7 +50,7 @@ def run_report(arguments: argparse.Namespace) -> int:
 
     need_bench_extra()
     if arguments.out is None and len(arguments.folders) > 1:
-        raise ValueError("report: several folders need --out, the folder for the merged report")
+        raise ValueError("several folders need --out, the folder for the merged report")
     print(write_report(arguments.folders, arguments.out or arguments.folders[0], arguments.metric, arguments.reference))
     return 0
 

@@ -39,14 +39,24 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
         metavar="N",
         help="for seeds on several machines: moco-plugins report merges",
     )
-    recipe = p.add_argument_group("the recipe, the same for all methods")
-    recipe.add_argument("--epochs", type=int, metavar="N")
+    recipe = p.add_argument_group(
+        "the recipe, the same for all methods",
+        "Defaults depend on the size of the images; the report has those in force.",
+    )
+    recipe.add_argument(
+        "--epochs", type=int, metavar="N", help="default: 25 for small grey images, 200 up to 64 pixels, else 100"
+    )
     recipe.add_argument(
         "--budget",
         metavar="KIND=N",
         help="instead of epochs: images=N, passes=N (encoder passes, forward and backward) or seconds=S for each run",
     )
-    recipe.add_argument("--batch-size", type=int, metavar="N", help="images per step, of all processes together")
+    recipe.add_argument(
+        "--batch-size",
+        type=int,
+        metavar="N",
+        help="images per step, of all processes together; default: 64 for small grey images, else 256",
+    )
     recipe.add_argument(
         "--learning-rate", type=float, metavar="X", help="of AdamW, at the top of the one-cycle schedule"
     )
@@ -80,7 +90,9 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     how.add_argument("--precision", default="32", help="32, bf16-mixed, 16-mixed")
     how.add_argument("--workers", type=int, default=0, metavar="N", help="processes that load images")
     how.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help="default: bench")
-    how.add_argument("--progress", choices=("bar", "quiet", "json"), default="bar", help="json: one event a line")
+    how.add_argument(
+        "--progress", choices=("bar", "quiet", "json"), default="bar", help="json: one event a line, on stderr"
+    )
     how.add_argument("--tensorboard", action="store_true", help="write TensorBoard logs, in OUT/runs/*/tensorboard")
     how.add_argument("--knn-k", type=int, default=20, metavar="K")
     how.add_argument("--knn-temperature", type=float, default=0.1, metavar="T")
@@ -158,7 +170,7 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     )
     progress = make_progress(arguments.progress)
     try:
-        results = bench(settings, arguments.out, progress, command, arguments.metric)
+        results = bench(settings, arguments.out, progress, command, arguments.metric, arguments.reference)
     except KeyboardInterrupt:
         print(f"\nStopped. Finished runs are in {arguments.out}; the same command continues.", file=sys.stderr)
         return 130

@@ -38,7 +38,14 @@ def need_bench_extra() -> None:
         raise MissingExtraError(f'the harness needs {", ".join(missing)}: pip install "moco-plugins[bench]"')
 
 
-def bench(settings: Settings, out: Path, progress: Progress, command: str = "", metric: str | None = None) -> Results:
+def bench(
+    settings: Settings,
+    out: Path,
+    progress: Progress,
+    command: str = "",
+    metric: str | None = None,
+    reference: str | None = None,
+) -> Results:
     """Carry out a comparison into the folder ``out`` and return its results.
 
     Args:
@@ -47,6 +54,7 @@ def bench(settings: Settings, out: Path, progress: Progress, command: str = "", 
         progress: told what happens.
         command: the command line, for the report.
         metric: what the user wants to sort by, if anything.
+        reference: the label that the user wants others to be compared to, if any.
 
     Raises:
         KeyboardInterrupt: stopped by the user; finished runs are in ``out``, and the same call continues.
@@ -61,6 +69,9 @@ def bench(settings: Settings, out: Path, progress: Progress, command: str = "", 
     _try_to_build(settings, data)
     results = Results(out, settings)
     runs = plan(settings)
+    labels = dict.fromkeys([*(run.label for run in runs), *(record["label"] for record in results.runs)])
+    if reference is not None and reference not in labels:
+        raise SettingsError(f"--reference {reference!r}: there will be {', '.join(labels)}")
     todo = [run for run in runs if results.find(run, settings.engine) is None]
     if first_process():
         _prepare(results, settings, data, command, progress, f"{len(runs) - len(todo)} of {len(runs)}")
@@ -73,8 +84,8 @@ def _try_to_build(settings: Settings, data: Data) -> None:
     """Build everything once: a value that a part does not take is said now, not after an hour of other runs."""
     build_seeded_backbone(settings, data, 0)
     for run in plan(settings)[: len(variations(settings))]:
-        loader = build_loader(settings, data, run.method, run.seed)
         try:
+            loader = build_loader(settings, data, run.method, run.seed)
             build_method(run, settings, data, loader)
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{run.label}: {error}") from error

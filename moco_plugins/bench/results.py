@@ -65,6 +65,8 @@ class Results:
 
     def __init__(self, folder: Path, settings: Settings | None = None) -> None:
         self.folder, self.path = folder, folder / FILE
+        if folder.exists() and not folder.is_dir():
+            raise SettingsError(f"{folder} is a file; give a folder")
         self.content: dict[str, Any] = {"settings": {}, "baselines": [], "runs": []}
         if self.path.exists():
             try:

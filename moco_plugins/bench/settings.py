@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
+
+import torch
 
 from .. import plugins
 from .ablations import ABLATIONS
@@ -28,7 +31,22 @@ _FREE = (
     "ablation",
     "workers",
 )
-_LEAST = {"epochs": 1, "seeds": 1, "first_seed": 0, "batch_size": 2, "knn_k": 1, "devices": 1, "num_nodes": 1}
+_LEAST: dict[str, float] = {
+    "epochs": 1,
+    "seeds": 1,
+    "first_seed": 0,
+    "batch_size": 2,
+    "knn_k": 1,
+    "devices": 1,
+    "num_nodes": 1,
+    "workers": 0,
+    "image_size": 8,
+    "weight_decay": 0,
+}
+#: How many of its numbers an engine computes in half precision.
+PRECISIONS = ("32", "bf16-mixed", "16-mixed")
+#: What launchers tell each process; without one nobody would come from the other nodes.
+_LAUNCHED = ("WORLD_SIZE", "SLURM_NTASKS", "NODE_RANK", "GROUP_RANK")
 
 
 class MissingExtraError(ImportError):
@@ -159,6 +177,11 @@ def _check(settings: Settings, data: Data) -> None:
         value = getattr(settings, name)
         if value is not None and value < least:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: it must be at least {least}")
+    if not settings.learning_rate > 0:  # type: ignore[operator]
+        raise SettingsError(f"--learning-rate {settings.learning_rate}: it must be greater than 0")
+    if settings.precision not in PRECISIONS:
+        raise SettingsError(f"--precision {settings.precision}: there are {', '.join(PRECISIONS)}")
+    _check_placement(settings)
     if settings.batch_size > len(data.pretrain):  # type: ignore[operator]
         raise SettingsError(
             f"--batch-size {settings.batch_size}: the training set of {data.name} has only {len(data.pretrain)} images"
@@ -170,3 +193,19 @@ def _check(settings: Settings, data: Data) -> None:
     labels = [variation.label for variation in variations(settings)]
     if len(set(labels)) < len(labels):
         raise SettingsError(f"--sweep: a value is given twice ({', '.join(labels)})")
+
+
+def _check_placement(settings: Settings) -> None:
+    kind, _, index = settings.device.partition(":")
+    there = {"auto": True, "cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if kind not in there or (index and not index.isdigit()):
+        raise SettingsError(f"--device {settings.device}: there are auto, cpu, cuda, cuda:N and mps")
+    if not there[kind]:
+        raise SettingsError(f"--device {settings.device}: torch finds none here; --device cpu works everywhere")
+    if index and int(index) >= torch.cuda.device_count():
+        raise SettingsError(f"--device {settings.device}: torch finds {torch.cuda.device_count()}, counted from 0")
+    if settings.num_nodes > 1 and not any(name in os.environ for name in _LAUNCHED):
+        raise SettingsError(
+            f"--nodes {settings.num_nodes}: nobody would start the other nodes. Start the same command on each of them with "
+            f"srun, or with torchrun --nnodes {settings.num_nodes} --nproc-per-node {settings.devices} -m moco_plugins bench"
+        )

@@ -235,6 +235,15 @@ def test_looking_at_a_run_does_not_change_it(
         ({"options": {"momentun": 0.9}}, SettingsError, r"'momentun'.*moco-v2 has not got it, it has .*momentum"),
         ({"sweep": {"queue_size": (1, 2)}, "methods": ("moco-v2", "simclr")}, SettingsError, "simclr has not got it"),
         ({"views": "nope"}, LookupError, "views='nope'"),
+        ({"view_options": {"foo": 1}}, SettingsError, "^moco-v2: .*foo"),
+        ({"learning_rate": -1.0}, SettingsError, "--learning-rate -1.0"),
+        ({"weight_decay": -3.0}, SettingsError, "--weight-decay -3.0"),
+        ({"image_size": 1}, SettingsError, "--image-size 1"),
+        ({"workers": -1}, SettingsError, "--workers -1"),
+        ({"precision": "8"}, SettingsError, "--precision 8: there are 32, bf16-mixed"),
+        ({"device": "gpu"}, SettingsError, "--device gpu: there are auto, cpu"),
+        ({"device": "cuda:99"}, SettingsError, "--device cuda:99: torch finds"),
+        ({"num_nodes": 2}, SettingsError, "--nodes 2: nobody would start the other nodes.*torchrun --nnodes 2"),
         ({"options": {"momentum": 1.5}}, SettingsError, "^moco-v2: momentum=1.5"),
         ({"sweep": {"temperature": (0.1, -1)}}, SettingsError, "^moco-v2 temperature=-1: temperature=-1"),
     ],
@@ -243,6 +252,19 @@ def test_bad_input(tmp_path: Path, change: dict[str, Any], error: type[Exception
     with pytest.raises(error, match=message):
         bench(small(**change), tmp_path / "out", Quiet())
     assert not (tmp_path / "out").exists()
+
+
+def test_a_reference_that_will_not_be_there(tmp_path: Path, small: Make) -> None:
+    with pytest.raises(SettingsError, match="--reference 'nobody': there will be moco-v2"):
+        bench(small(), tmp_path / "out", Quiet(), reference="nobody")
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_out_is_a_file(tmp_path: Path, small: Make) -> None:
+    (tmp_path / "out").write_text("mine")
+    with pytest.raises(SettingsError, match="out is a file; give a folder"):
+        bench(small(), tmp_path / "out", Quiet())
+    assert (tmp_path / "out").read_text() == "mine"
 
 
 def test_a_sweep_runs_every_value(tmp_path: Path, small: Make) -> None:
