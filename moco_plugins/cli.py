@@ -46,12 +46,12 @@ def parser() -> argparse.ArgumentParser:
 def run_report(arguments: argparse.Namespace) -> int:
     """``moco-plugins report``."""
     from .bench.main import need_bench_extra
-    from .bench.report import write_report
 
     need_bench_extra()
     if arguments.out is None and len(arguments.folders) > 1:
         raise ValueError("several folders need --out, the folder for the merged report")
-    print(write_report(arguments.folders, arguments.out or arguments.folders[0], arguments.metric, arguments.reference))
+    out = arguments.out or arguments.folders[0]
+    print(f"\nReport: {bench_command.show(arguments.folders, out, arguments.metric, arguments.reference)}")
     return 0
 
 

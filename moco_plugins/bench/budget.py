@@ -85,7 +85,7 @@ def length_for(budget: Budget, job: TrainingJob, engine: Engine, backbone: nn.Mo
         per_step = passes if budget.kind == "passes" else seconds
     total = max(1, round(budget.amount / per_step))
     fewest = math.ceil(total / whole)
-    lengths = [Length(n, max(1, round(total / n))) for n in range(fewest, fewest + max(2, fewest // 4))]
+    lengths = [Length(n, max(1, round(total / n))) for n in range(fewest, fewest + max(4, fewest // 2))]
     return min(lengths, key=lambda length: abs(length.epochs * length.steps - total))
 
 

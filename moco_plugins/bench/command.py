@@ -176,14 +176,20 @@ def run(arguments: argparse.Namespace, command: str) -> int:
         return 130
     if not first_process():
         return 0
-    from .findings import verdicts, warnings
-    from .report import write_report
-    from .table import text_table
-
     metric = arguments.metric or METRICS[0]
-    print(text_table(results.content, metric))
-    path = write_report([arguments.out], arguments.out, metric, arguments.reference)
-    for sentence in (*verdicts(results.content, metric, arguments.reference), *warnings(results.content)):
-        print(f"- {sentence}")
+    path = show([arguments.out], arguments.out, metric, arguments.reference)
     print(f"\nReport: {path}   numbers: {results.path}")
     return 1 if any(record["status"] != "finished" for record in results.runs) else 0
+
+
+def show(folders: Sequence[Path], out: Path, metric: str, reference: str | None) -> Path:
+    """Print the table and what it can tell, and write the report; return its path."""
+    from .findings import verdicts, warnings
+    from .report import gather, write_report
+    from .table import text_table
+
+    content = gather(folders)
+    print(text_table(content, metric))
+    for sentence in (*verdicts(content, metric, reference), *warnings(content, metric)):
+        print(f"- {sentence}")
+    return write_report(folders, out, metric, reference)

@@ -92,8 +92,12 @@ def unequal_budgets(results: Mapping[str, Any]) -> str | None:
     most, least = max(values, key=lambda k: values[k]), min(values, key=lambda k: values[k])
     return (
         f"The runs did not cost the same: {most} had {values[most] / values[least]:.2f} times the {kind} of {least} "
-        f"({values[most]:,.0f} against {values[least]:,.0f})."
+        f"({_amount(values[most])} against {_amount(values[least])})."
     )
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _spent(record: Mapping[str, Any], kind: str) -> float:

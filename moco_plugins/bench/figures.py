@@ -11,7 +11,7 @@ from typing import Any
 from . import style
 from .picture import Picture, curve
 from .sweeps import sweep_figures
-from .table import Row, mean, rows, shortened
+from .table import Row, mean, number, rows, shortened
 
 
 def draw_all(results: Mapping[str, Any], folder: Path, metric: str) -> list[Picture]:
@@ -175,7 +175,7 @@ def cost(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Pict
     style.percent_axis(axes.yaxis)
     path = style.save(made, folder / "cost.png")
     caption = "Test kNN accuracy against training time; up and to the left is better."
-    alt = "; ".join(f"{row.label}: {row.seconds:.0f} s for {100 * mean(row.knn):.1f} %" for row in shown)
+    alt = "; ".join(f"{row.label}: {number(row.seconds)} s for {100 * mean(row.knn):.1f} %" for row in shown)
     return Picture(path, "Accuracy against cost", caption, alt)
 
 

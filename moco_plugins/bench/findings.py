@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from .comparison import cost_note, differences, engines_agree, unequal_budgets
-from .table import Row, mean, rows
+from .table import Row, mean, number, rows
 
 METRICS = {"knn_top1": "kNN accuracy", "linear_top1": "linear-probe accuracy"}
+_ATTRIBUTES = {"knn_top1": "knn", "linear_top1": "linear"}
 #: Under the table of costs.
 COST_NOTE = (
     "Means over the seeds. Forward, backward: images that went through an encoder of the method, of all its encoders "
-    "together. Train s: training alone, evaluation apart. Peak: memory of the process, or of the GPU where one is used. "
-    "Parameters: those that the optimiser trains."
+    "together; both are its encoder passes. Train s: training alone, evaluation apart. Peak: memory of the process, or "
+    "of the GPU where one is used. Parameters: those that the optimiser trains."
 )
 _SHOWN = {
     "backbone": "backbone",
@@ -58,9 +59,11 @@ def sentences(content: Mapping[str, Any], metric: str, reference: str | None) ->
     question = (content.get("ablation") or {}).get("question")
     if question:
         said.append(question)
-    attribute = {"knn_top1": "knn", "linear_top1": "linear"}[metric]
+    attribute = _ATTRIBUTES[metric]
     table = rows(content, metric)
     scored = [row for row in table if not row.baseline and getattr(row, attribute)]
+    if not any(row.seeds for row in table if not row.baseline):
+        return [*said, "No run has been finished."]
     if not scored:
         return [*said, "Accuracy could not be measured; losses and the shape of the features stand below."]
     best = scored[0]
@@ -75,7 +78,7 @@ def sentences(content: Mapping[str, Any], metric: str, reference: str | None) ->
         fast, slow = min(timed, key=lambda row: row.seconds), max(timed, key=lambda row: row.seconds)
         if slow.seconds > 1.1 * fast.seconds:
             said.append(
-                f"{fast.label} trains in {fast.seconds:.0f} s, {slow.label} in {slow.seconds:.0f} s "
+                f"{fast.label} trains in {number(fast.seconds)} s, {slow.label} in {number(slow.seconds)} s "
                 f"({slow.seconds / fast.seconds:.1f} times as long)."
             )
     return said
@@ -89,14 +92,32 @@ def verdicts(content: Mapping[str, Any], metric: str, reference: str | None) -> 
     ]
 
 
-def warnings(content: Mapping[str, Any]) -> list[str]:
+def _below_baselines(content: Mapping[str, Any], metric: str) -> list[str]:
+    attribute = _ATTRIBUTES[metric]
+    table = [row for row in rows(content, metric) if getattr(row, attribute)]
+    scored = [row for row in table if not row.baseline]
+    found = []
+    for base in (row for row in table if row.baseline):
+        bar = mean(getattr(base, attribute))
+        below = [row.label for row in scored if mean(getattr(row, attribute)) < bar]
+        if below:
+            who = "No method reaches" if len(below) == len(scored) else f"{join(below)} {_stay(below)} below"
+            found.append(f"{who} the {METRICS[metric]} of {base.label} ({100 * bar:.1f} %).")
+    return found
+
+
+def _stay(names: list[str]) -> str:
+    return "stays" if len(names) == 1 else "stay"
+
+
+def warnings(content: Mapping[str, Any], metric: str = "knn_top1") -> list[str]:
     """What makes the numbers weaker than they look."""
     found = list(content.get("data", {}).get("notes", ()))
     runs = _runs(content)
     seeds = max((row.seeds for row in runs), default=0)
     if 0 < seeds < 3:
         found.append(
-            f"Only {seeds} seed{'s' * (seeds > 1)}: differences of a point or less may be chance. Try --seeds 5."
+            f"Only {seeds} seed{'s' * (seeds > 1)}, which cannot tell a difference from chance. Try --seeds 5."
         )
     for sentence in (unequal_budgets(content), cost_note(content)):
         if sentence:
@@ -108,10 +129,14 @@ def warnings(content: Mapping[str, Any]) -> list[str]:
         std, reference = metrics.get("feature_std"), metrics.get("feature_std_reference")
         if std is not None and reference and std < 0.1 * reference:
             found.append(
-                f"{record['label']}, seed {record['seed']}, has collapsed: nearly all images have the same features."
+                f"{record['label']}, seed {record['seed']}: the method's head gives nearly the same for all images (spread "
+                f"{std:.2g}, {reference:.2g} where it is even): the training has collapsed, or has not come far."
             )
-    for difference in content.get("differences", []):
-        found.append(f"The merged results differ in {difference}.")
+    found += _below_baselines(content, metric)
+    for name, values in content.get("differences", {}).items():
+        found.append(
+            f"The merged results differ in {name.replace('_', ' ')}: {join([str(value) for value in values])}."
+        )
     return found
 
 
@@ -119,7 +144,8 @@ def table_note(content: Mapping[str, Any]) -> str:
     """How to read the table."""
     seeds = max((row.seeds for row in _runs(content)), default=0)
     spread = (
-        "Mean ± standard deviation over the seeds; in brackets a 95 % bootstrap interval of the mean. "
+        "Mean ± standard deviation over the seeds; in brackets a 95 % bootstrap interval of the mean. Differences further "
+        "down are taken seed by seed, with Student's interval, which few seeds make wide. "
         if seeds > 1
         else ""
     )
@@ -139,10 +165,13 @@ def how(content: Mapping[str, Any]) -> list[str]:
         f" Methods learn from {more} images, most of them without labels." if more != data.get("train_images") else ""
     )
     cut = " Each seed has its own split into training and test images." if data.get("cut_by_seed") else ""
+    unlike = content.get("differences", {})
     views = "in its own views" if shared.get("views") == "own" else "in the same views"
     length = (
         f"until the budget ({shared['budget']}) is spent" if shared.get("budget") else "for the same number of epochs"
     )
+    if unlike:
+        length = f"within each of the folders that were merged here: they differ in {join(sorted(unlike))}"
     return [
         f"{data.get('train_images')} training and {data.get('test_images')} test images of {data.get('name')}"
         f" ({data.get('channels')} x {data.get('image_size')} x {data.get('image_size')}{labels})."
@@ -160,7 +189,9 @@ def settings(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Names and values of the common settings."""
     shared = content.get("settings", {})
     engines = list(dict.fromkeys(run.get("engine", "") for run in content["runs"]))
-    shown = [(name, shared[key]) for key, name in _SHOWN.items() if shared.get(key) is not None]
+    unlike = content.get("differences", {})
+    values = {key: join([str(value) for value in unlike[key]]) if key in unlike else shared.get(key) for key in _SHOWN}
+    shown = [(name, values[key]) for key, name in _SHOWN.items() if values[key] is not None]
     return [("engine", join(engines) if engines else "–"), *shown]
 
 

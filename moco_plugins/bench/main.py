@@ -158,4 +158,5 @@ def _versions() -> dict[str, str]:
 def _hardware() -> str:
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return f"{torch.get_num_threads()} CPU threads, {platform.machine()}, {sys.platform}"
+    threads = torch.get_num_threads()
+    return f"{threads} CPU thread{'s' * (threads > 1)}, {platform.machine()}, {sys.platform}"

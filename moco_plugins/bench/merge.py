@@ -5,16 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .data import SettingsError
+
 
 def merged(contents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Any]:
     """Merge results; ``names`` tell them apart.
 
     A run that two results have under the same settings and options counts once. Runs of other settings or options that
     bear the same label get the name of their results behind it. Settings that differ are listed under "differences".
+
+    Raises:
+        SettingsError: the results are of different data, which makes their accuracies no comparison.
     """
     first = dict(contents[0])
     if len(contents) == 1:
         return first
+    data = {name: content.get("data", {}).get("name") for name, content in zip(names, contents, strict=True)}
+    if len(set(data.values())) > 1:
+        listed = ", ".join(f"{name} of {value}" for name, value in data.items())
+        raise SettingsError(f"results of different data cannot be compared ({listed}); make a report of each")
     runs: list[Mapping[str, Any]] = []
     baselines: list[Mapping[str, Any]] = []
     for content, name in zip(contents, names, strict=True):
@@ -24,14 +33,17 @@ def merged(contents: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[
     first["runs"] = [{key: value for key, value in run.items() if key != "settings"} for run in runs]
     first["baselines"] = baselines
     first["commands"] = list(dict.fromkeys(command for content in contents for command in content.get("commands", ())))
-    first["differences"] = sorted(
-        {
-            f"{name}: {content['settings'].get(name)} and {first['settings'].get(name)}"
-            for content in contents[1:]
-            for name in {*content["settings"], *first["settings"]}
-            if content["settings"].get(name) != first["settings"].get(name)
-        }
-    )
+    first["differences"] = {}
+    for name in sorted({name for content in contents for name in content["settings"]}):
+        values = [
+            value
+            for content in contents  # those that were merged before bring what they differed in
+            for value in content.get("differences", {}).get(name, [content["settings"].get(name)])
+        ]
+        unlike = [value for i, value in enumerate(values) if value not in values[:i]]
+        if len(unlike) > 1:
+            first["differences"][name] = unlike
+    first["merged"] = list(names)
     return first
 
 

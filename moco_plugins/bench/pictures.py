@@ -50,7 +50,7 @@ def draw_features(
 
 
 def draw_neighbours(
-    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], data: Data, label: str, folder: Path, count: int = 8
+    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], data: Data, label: str, folder: Path, count: int = 10
 ) -> Path:
     """Some test images (left) and their nearest training images by the features; a frame where the class is wrong."""
     chosen = torch.linspace(0, len(test[0]) - 1, min(count, len(test[0]))).long()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,20 +15,34 @@ from . import figures, findings
 from .comparison import summary
 from .merge import merged
 from .picture import Picture
-from .results import Results
+from .results import FILE, Results, write_results
 from .table import Row, each, mean, number, percent, rows, shortened
 
+_OPTION = re.compile(r"(--[a-z][a-z-]*)")
 _STYLE = (Path(__file__).parent / "report.css").read_text
+
+
+def gather(folders: Sequence[Path]) -> dict[str, Any]:
+    """The results of a folder, or of several merged.
+
+    Raises:
+        SettingsError: a folder has no results, or they cannot be merged.
+    """
+    return merged([Results(folder).content for folder in folders], [folder.resolve().name for folder in folders])
 
 
 def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1", reference: str | None = None) -> Path:
     """Write ``report.html`` and the figures into ``out``, from one folder of results or from several merged.
 
+    Merged results are written as well, unless ``out`` has results of its own.
+
     Raises:
-        SettingsError: a folder has no results.
+        SettingsError: a folder has no results, or they cannot be merged.
     """
-    content = merged([Results(folder).content for folder in folders], [folder.resolve().name for folder in folders])
+    content = gather(folders)
     out.mkdir(parents=True, exist_ok=True)
+    if "merged" in content and (not (out / FILE).exists() or "merged" in Results(out).content):
+        write_results(out, content)
     pictures = figures.draw_all(content, out / "figures", metric)
     kept: dict[str, Picture] = {}
     for folder in folders:
@@ -75,7 +90,7 @@ def page(
         f"<header><p class=kicker>moco-plugins bench</p><h1>{_text(title)}</h1>",
         "".join(f"<p class=lead>{_text(sentence)}</p>" for sentence in findings.sentences(content, metric, reference)),
         "</header>",
-        _list("warnings", "Read with care", findings.warnings(content)),
+        _list("warnings", "Read with care", findings.warnings(content, metric)),
         f"<section class=results><h2>Results</h2>{_table(table, _RESULTS)}"
         f"<p class=note>{_text(findings.table_note(content))}</p></section>",
         _list("verdicts", "What the numbers can tell", verdicts),
@@ -117,7 +132,8 @@ def _figure(picture: Picture) -> str:
 def _list(kind: str, title: str, found: Sequence[str]) -> str:
     if not found:
         return ""
-    items = "".join(f"<li>{_text(sentence)}</li>" for sentence in found)
+    marked = (_OPTION.sub(r"<code>\1</code>", _text(sentence)) for sentence in found)
+    items = "".join(f"<li>{sentence}</li>" for sentence in marked)
     return f"<section class={kind}><h2>{title}</h2><ul>{items}</ul></section>"
 
 

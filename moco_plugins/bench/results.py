@@ -122,11 +122,16 @@ class Results:
 
     def save(self) -> None:
         """Write results.json and results.csv."""
-        write_atomically(self.path, json.dumps(self.content, indent=1))
-        lines = [_COLUMNS]
-        for record in (*self.content["baselines"], *self.runs):
-            lines.append(tuple(record.get(column, "") for column in _COLUMNS))
-        partial = self.folder / "results.csv.partial"
-        with partial.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows(lines)
-        os.replace(partial, self.folder / "results.csv")
+        write_results(self.folder, self.content)
+
+
+def write_results(folder: Path, content: Mapping[str, Any]) -> None:
+    """Write results.json and results.csv, each in one step."""
+    write_atomically(folder / FILE, json.dumps(content, indent=1))
+    lines = [_COLUMNS]
+    for record in (*content["baselines"], *content["runs"]):
+        lines.append(tuple(record.get(column, "") for column in _COLUMNS))
+    partial = folder / "results.csv.partial"
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(lines)
+    os.replace(partial, folder / "results.csv")

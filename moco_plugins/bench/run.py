@@ -128,7 +128,7 @@ def _train_and_evaluate(
     loader.batch_sampler.limit = length.steps  # type: ignore[union-attr]
     _show(method, data, run)
     counter = PassCounter(method, backbone)  # counts one step of the training
-    watch = Watch(method, data, settings, run, epochs, folder, progress, counter)
+    watch = Watch(method, data, settings, run, epochs, folder, progress, counter, length.steps / whole)
     resumed = min(len(watch.losses), len(loader) * epochs)
     progress.start(f"{run.label} seed {run.seed}", len(loader) * epochs, resumed)
     memory = PeakMemory(torch.device("cuda") if _on_gpu(settings) else None)

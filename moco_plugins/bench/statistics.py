@@ -69,7 +69,7 @@ class Difference:
         if self.count < 2:
             return (
                 f"{self.label} against {self.reference}: {_points(self.mean)} points in {_seeds(self.count)}, "
-                "which says nothing about chance."
+                "which may be chance."
             )
         interval = f"{_points(self.mean)} points, 95 % interval {_points(self.low)} to {_points(self.high)}"
         if not self.told_apart:

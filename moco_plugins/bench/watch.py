@@ -36,6 +36,7 @@ class Watch:
     Args:
         method, data, settings, run: the run.
         epochs: of the run.
+        share: the part of the images that the run's epochs show; less than 1 where a budget ends them early.
         folder: where ``curve.json`` is kept.
         progress: told of steps and epochs.
         counter: counts encoder passes during the first step.
@@ -51,9 +52,10 @@ class Watch:
         folder: Path,
         progress: Progress,
         counter: PassCounter | None,
+        share: float = 1.0,
     ) -> None:
         self.method, self.data, self.settings, self.epochs, self.progress = method, data, settings, epochs, progress
-        self.path, self.counter = folder / "curve.json", counter
+        self.path, self.counter, self.share = folder / "curve.json", counter, share
         self.losses: list[float] = []
         self.curve: list[dict[str, float]] = []
         self.seconds = 0.0
@@ -95,10 +97,11 @@ class Watch:
         """Evaluate now and then, save what is known."""
         if self._since is not None:
             self.seconds += time.perf_counter() - self._since
-        self.curve = [point for point in self.curve if point["epoch"] < epoch]
+        shown = epoch if self.share == 1 else round(epoch * self.share, 3)
+        self.curve = [point for point in self.curve if point["epoch"] < shown]
         if epoch == self.epochs or epoch % -(-self.epochs // CURVE_POINTS) == 0:
             values = self.look()
-            self.curve.append({"epoch": epoch, "seconds": round(self.seconds, 3), **values})
+            self.curve.append({"epoch": shown, "seconds": round(self.seconds, 3), **values})
             self.progress.epoch(epoch, values)
             if self._board is not None:
                 for name, value in values.items():

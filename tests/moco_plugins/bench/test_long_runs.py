@@ -149,7 +149,7 @@ def test_a_budget_is_met_to_half_a_step_an_epoch(images: int, size: int, batch: 
 def test_a_budget_ends_epochs_early_in_every_engine(small: Make, tmp_path: Path, engine: str) -> None:
     (run,) = bench(small(epochs=None, budget="images=256", engine=engine), tmp_path, Quiet()).runs
     assert (run["status"], run["steps"], run["images_seen"], run["epochs"]) == ("finished", 8, 256, 2.67)
-    assert [point["epoch"] for point in run["curve"]] == [1, 2, 3, 4]  # two steps each
+    assert [point["epoch"] for point in run["curve"]] == [0.667, 1.333, 2.0, 2.667]  # two steps of three each
 
 
 def test_a_budget_of_seconds_is_kept_for_the_resume(small: Make, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_runs_of_other_settings_are_never_averaged(small: Make, tmp_path: Path) 
     bench(small(), tmp_path / "a", Quiet())
     bench(small(epochs=1), tmp_path / "b", Quiet())
     bench(small(options={"momentum": 0.5}), tmp_path / "c", Quiet())
-    bench(small(data="digits", batch_size=256), tmp_path / "d", Quiet())
+    bench(small(image_size=16), tmp_path / "d", Quiet())
     shutil.copytree(tmp_path / "a", tmp_path / "e")
     folders = [tmp_path / name for name in "abcde"]
     content = merged([Results(folder).content for folder in folders], list("abcde"))
@@ -250,8 +250,29 @@ def test_runs_of_other_settings_are_never_averaged(small: Make, tmp_path: Path) 
     untrained = [b["label"] for b in content["baselines"] if b["method"] == "untrained"]
     assert untrained == ["untrained", "untrained (d)"]
     page = write_report(folders, tmp_path / "all").read_text()
-    for text in ("moco-v2 (c)", "untrained (d)", "View pairs (d)"):
+    for text in ("moco-v2 (c)", "untrained (d)", "View pairs (d)", "they differ in epochs and image_size", "8 and 16"):
         assert text in page
+
+
+def test_merged_results_are_results(small: Make, tmp_path: Path) -> None:
+    for name, changes in {"a": {}, "b": {"epochs": 1}, "c": {"methods": ("simclr",)}}.items():
+        bench(small(**changes), tmp_path / name, Quiet())
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "ab")
+    write_report([tmp_path / "ab", tmp_path / "c"], tmp_path / "abc")
+    content = Results(tmp_path / "abc").content
+    assert [run["label"] for run in content["runs"]] == ["moco-v2", "moco-v2 (b)", "simclr"]
+    assert content["differences"] == {"epochs": [2, 1]}
+    before = (tmp_path / "a" / "results.json").read_text()
+    write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "a")  # never over somebody's own results
+    assert (tmp_path / "a" / "results.json").read_text() == before
+
+
+def test_results_of_different_data_are_not_compared(small: Make, tmp_path: Path) -> None:
+    bench(small(epochs=1), tmp_path / "a", Quiet())
+    bench(small(epochs=1, data="bare"), tmp_path / "b", Quiet())
+    with pytest.raises(SettingsError, match=r"different data cannot be compared \(a of small, b of bare\)"):
+        write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "both")
+    assert not (tmp_path / "both").exists()
 
 
 def test_what_the_reader_must_know_is_said(small: Make, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_pairs_by_seed_and_says_when_it_cannot_tell() -> None:
     assert found.sentence().startswith("Two seeds cannot tell a from b (+0.5 points")
     one = paired("a", {0: 0.9}, "b", {0: 0.8})
     assert one is not None
-    assert "says nothing about chance" in one.sentence()
+    assert "in one seed, which may be chance" in one.sentence()
     assert not one.told_apart
     assert paired("a", {0: 0.9}, "b", {1: 0.8}) is None
 
