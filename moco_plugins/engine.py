@@ -52,6 +52,8 @@ class TrainingOutcome:
     steps: int
     steps_now: int
     log_folder: Path | None = None
+    #: Files that only an interrupted job needs again, to resume; whoever has kept the method may remove them.
+    checkpoints: Sequence[Path] = ()
 
 
 @dataclass(frozen=True)

@@ -27,5 +27,7 @@ class Method(Protocol):
     def embed(self, images: Tensor) -> Tensor:
         """Return the backbone's features (N, feature_dim), without the projection head."""
 
+    # A method whose ``embed`` uses another backbone than the one it was given, a teacher's, has it as ``embedding_backbone``.
+
     def metrics(self) -> dict[str, float]:
         """Return what the last forward pass can tell, computed when asked."""

@@ -46,6 +46,7 @@ def train(job: TrainingJob) -> TrainingOutcome:
         steps=trainer.global_step,
         steps_now=trainer.global_step - module.first_step,
         log_folder=Path(trainer.log_dir) if trainer.logger else None,
+        checkpoints=[checkpoint],
     )
 
 

@@ -60,7 +60,12 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
         }
     )
     runner.train()
-    return TrainingOutcome(steps=hook.steps, steps_now=hook.steps_now, log_folder=Path(runner.log_dir))
+    return TrainingOutcome(
+        steps=hook.steps,
+        steps_now=hook.steps_now,
+        log_folder=Path(runner.log_dir),
+        checkpoints=[job.folder / "last_checkpoint", *job.folder.glob("epoch_*.pth")],
+    )
 
 
 def _device(name: str) -> torch.device:

@@ -20,7 +20,7 @@ from .plan import RunPlan, plan, variations
 from .progress import Progress
 from .recipe import build_loader, build_seeded_backbone
 from .results import Results
-from .run import build_method, carry_out, first_process
+from .run import LEFT_OVER, build_method, carry_out, first_process
 from .settings import MissingExtraError, Settings, complete
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
@@ -104,7 +104,10 @@ def _prepare(results: Results, settings: Settings, data: Data, command: str, pro
 def _one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:
     record = carry_out(run, settings, data.of_seed(run.seed), results.folder, progress)
     if first_process():
+        left_over = record.pop(LEFT_OVER, ())
         results.put(record)
+        for path in left_over:
+            path.unlink(missing_ok=True)
 
 
 def _baselines(results: Results, settings: Settings, data: Data) -> None:

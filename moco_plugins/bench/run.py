@@ -29,6 +29,10 @@ from .scores import evaluate
 from .settings import Settings
 from .watch import Watch
 
+#: The trained backbone, in the folder of a run.
+WEIGHTS = "backbone.pt"
+#: In a record that is not in the results yet: files that are of no use once it is.
+LEFT_OVER = "left_over"
 #: Points of a loss curve that are kept in results.json; longer ones are averaged over neighbouring steps.
 LOSS_POINTS = 2000
 
@@ -147,12 +151,15 @@ def _train_and_evaluate(
             draw_features(*features, data, run.label, out / "figures")
         except Exception as error:  # a picture is not worth a run
             progress.say(f"{run.label}: its pictures could not be drawn: {type(error).__name__}: {error}")
+    _keep_weights(getattr(method, "embedding_backbone", backbone), run, settings, data, folder / WEIGHTS)
+    processes = settings.devices * settings.num_nodes
     return {
+        LEFT_OVER: [*outcome.checkpoints, folder / "curve.json"],  # the record has the curve, the weights are kept
         "epochs": epochs if length.steps == whole else round(outcome.steps / whole, 2),
         "steps": outcome.steps,
         "images_seen": images,
-        "forward_images": watch.passes[0] * settings.devices * outcome.steps,
-        "backward_images": watch.passes[1] * settings.devices * outcome.steps,
+        "forward_images": watch.passes[0] * processes * outcome.steps,
+        "backward_images": watch.passes[1] * processes * outcome.steps,
         "seconds": watch.seconds,
         "images_per_second": images / watch.seconds if watch.seconds else None,
         "peak_memory_mib": peak,
@@ -164,6 +171,23 @@ def _train_and_evaluate(
         "metrics": {**method.metrics(), **_whole_training(watch.curve)},
         **scores,
     }
+
+
+def _keep_weights(backbone: nn.Module, run: RunPlan, settings: Settings, data: Data, path: Path) -> None:
+    """Write what the comparison was about, for whoever wants to go on with it; ``torch.load`` reads it as it is."""
+    partial = path.with_name(path.name + ".partial")
+    content = {
+        "state_dict": {name: value.cpu() for name, value in backbone.state_dict().items()},
+        "backbone": settings.backbone,
+        "channels": data.channels,
+        "image_size": data.image_size,
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "method": run.label,
+        "seed": run.seed,
+    }
+    torch.save(content, partial)
+    os.replace(partial, path)
 
 
 def _whole_training(curve: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -157,6 +157,11 @@ class DINO(TaughtMethod):
         )
         self.frozen = frozen
 
+    @property
+    def embedding_backbone(self) -> nn.Module:
+        """The backbone whose features count: the teacher's."""
+        return self.teacher.backbone
+
     def embed(self, images: Tensor) -> Tensor:
         """Return the features of the teacher's backbone (N, feature_dim), without the head."""
         return self.teacher.features(images)

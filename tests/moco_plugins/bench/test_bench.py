@@ -13,10 +13,13 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from moco_plugins.backbones import build_backbone
 from moco_plugins.bench import main, run, watch
 from moco_plugins.bench.data import SettingsError, load_data
+from moco_plugins.bench.evaluation import extract_features, knn_accuracy
 from moco_plugins.bench.main import bench
 from moco_plugins.bench.progress import Quiet
+from moco_plugins.bench.recipe import Normalise
 from moco_plugins.bench.report import write_report
 from moco_plugins.bench.results import Results
 from moco_plugins.bench.settings import Settings
@@ -168,6 +171,22 @@ def test_a_picture_that_cannot_be_drawn_fails_no_run(
     (record,) = bench(small(epochs=1), tmp_path, quiet).runs
     assert record["status"] == "finished"
     assert said == ["moco-v2: its pictures could not be drawn: RuntimeError: no canvas"]
+
+
+@pytest.mark.parametrize("engine", ["lightning", "mmengine"])
+def test_the_trained_backbone_is_kept_and_nothing_else_that_is_large(tmp_path: Path, small: Make, engine: str) -> None:
+    methods = ("moco-v2", "dino") if engine == "lightning" else ("moco-v2",)
+    records = bench(small(methods=methods, engine=engine, seeds=2), tmp_path, Quiet()).runs
+    data = load_data("small", None, None, 20)
+    for record in records:
+        folder = tmp_path / "runs" / f"{record['method']}-seed{record['seed']}-{engine}"
+        assert [path.name for path in folder.rglob("*") if path.stat().st_size > 100_000] == ["backbone.pt"]
+        kept = torch.load(folder / "backbone.pt", weights_only=True)
+        backbone, _ = build_backbone(kept["backbone"], kept["channels"], kept["image_size"])
+        backbone.load_state_dict(kept["state_dict"])
+        finish = Normalise(kept["mean"], kept["std"])
+        train, test = (extract_features(backbone, part, finish) for part in (data.train, data.test))
+        assert knn_accuracy(*train, *test) == record["knn_top1"]
 
 
 def test_nan_stops_that_run(tmp_path: Path, small: Make) -> None:
