@@ -20,7 +20,7 @@ from .plan import RunPlan, plan, variations
 from .progress import Progress
 from .recipe import build_loader, build_seeded_backbone
 from .results import Results
-from .run import LEFT_OVER, build_method, carry_out, first_process
+from .run import LEFT_OVER, build_method, carry_out, first_process, measure_lengths
 from .settings import MissingExtraError, Settings, complete
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
@@ -75,6 +75,7 @@ def bench(
     todo = [run for run in runs if results.find(run, settings.engine) is None]
     if first_process():
         _prepare(results, settings, data, command, progress, f"{len(runs) - len(todo)} of {len(runs)}")
+    measure_lengths(todo, settings, data, results.folder)
     for run in todo:
         _one(run, results, settings, data, progress)
     return results
@@ -87,8 +88,12 @@ def _try_to_build(settings: Settings, data: Data) -> None:
         try:
             loader = build_loader(settings, data, run.method, run.seed)
             build_method(run, settings, data, loader)
+        except (LookupError, ImportError):  # a name or a package that is not there
+            raise
         except (TypeError, ValueError) as error:
             raise SettingsError(f"{run.label}: {error}") from error
+        except Exception:  # the fault of one method: it will be recorded with its run, and the others go on
+            continue
 
 
 def _prepare(results: Results, settings: Settings, data: Data, command: str, progress: Progress, finished: str) -> None:

@@ -28,7 +28,13 @@ def gather(folders: Sequence[Path]) -> dict[str, Any]:
     Raises:
         SettingsError: a folder has no results, or they cannot be merged.
     """
-    return merged([Results(folder).content for folder in folders], [folder.resolve().name for folder in folders])
+    return merged([Results(folder).content for folder in folders], _names(folders))
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """The folders' last names, or where these are not enough, the folders as they were given."""
+    names = [folder.resolve().name for folder in folders]
+    return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
 def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1", reference: str | None = None) -> Path:
@@ -45,11 +51,11 @@ def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1", r
         write_results(out, content)
     pictures = figures.draw_all(content, out / "figures", metric)
     kept: dict[str, Picture] = {}
-    for folder in folders:
+    for folder, name in zip(folders, _names(folders), strict=True):
         for picture in kept_pictures(folder / "figures"):
             same = kept.setdefault(picture.title, picture)
             if same.path.read_bytes() != picture.path.read_bytes():
-                title = f"{picture.title} ({folder.resolve().name})"
+                title = f"{picture.title} ({name})"
                 kept[title] = replace(picture, title=title)
     path = out / "report.html"
     path.write_text(page(content, pictures, list(kept.values()), metric, reference), encoding="utf-8")

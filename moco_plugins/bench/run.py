@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -18,7 +19,7 @@ from .. import plugins
 from ..engine import TrainingJob
 from .budget import Budget, Engine, Length, length_for
 from .cost import PassCounter, PeakMemory
-from .data import Data
+from .data import Data, SettingsError
 from .loader import StepLoader, as_batch, key, random_state
 from .pictures import draw_features
 from .plan import RunPlan
@@ -31,6 +32,8 @@ from .watch import Watch
 
 #: The trained backbone, in the folder of a run.
 WEIGHTS = "backbone.pt"
+#: How long a run is, where a budget has given its length; in its folder.
+LENGTH = "length.json"
 #: In a record that is not in the results yet: files that are of no use once it is.
 LEFT_OVER = "left_over"
 #: Points of a loss curve that are kept in results.json; longer ones are averaged over neighbouring steps.
@@ -50,7 +53,7 @@ def carry_out(run: RunPlan, settings: Settings, data: Data, out: Path, progress:
     """
     if not first_process():
         progress = Quiet()
-    folder = out / "runs" / f"{run.folder}-{settings.engine}"
+    folder = _folder(out, run, settings)
     folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {
         "method": run.method,
@@ -114,10 +117,40 @@ def _length(settings: Settings, job: TrainingJob, engine: Engine, backbone: nn.M
     """The length of a run; one that a budget gave is kept for a resume, since timing would not give it again."""
     if settings.budget is None:
         return Length(job.epochs, len(job.loader))  # type: ignore[arg-type]
-    path = job.folder / "length.json"
+    path = job.folder / LENGTH
     if not path.exists():
         write_atomically(path, json.dumps(asdict(length_for(Budget.parse(settings.budget), job, engine, backbone))))
     return Length(**json.loads(path.read_text()))
+
+
+def measure_lengths(runs: Sequence[RunPlan], settings: Settings, data: Data, out: Path) -> None:
+    """Find the lengths that a budget of passes or seconds gives, before an engine has started further processes.
+
+    Raises:
+        SettingsError: a launcher has started several processes, and each would measure another length.
+    """
+    todo = [(run, _folder(out, run, settings)) for run in runs]
+    todo = [(run, folder) for run, folder in todo if not (folder / LENGTH).exists()]
+    if settings.budget is None or not Budget.parse(settings.budget).per_method or not todo:
+        return
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise SettingsError(
+            f"--budget {settings.budget}: processes that a launcher has started would each measure another length; use "
+            "--budget images=N, or let --devices start them"
+        )
+    engine = plugins.adapter(settings.engine).engine
+    assert engine is not None  # checked with the settings
+    for run, folder in todo:
+        folder.mkdir(parents=True, exist_ok=True)
+        of_seed = data.of_seed(run.seed)
+        with contextlib.suppress(Exception):  # it will be met again in the run itself, and recorded
+            loader = build_loader(settings, of_seed, run.method, run.seed)
+            method, backbone = build_method(run, settings, of_seed, loader)
+            _length(settings, _job(run, settings, loader, method, folder), engine, backbone)
+
+
+def _folder(out: Path, run: RunPlan, settings: Settings) -> Path:
+    return out / "runs" / f"{run.folder}-{settings.engine}"
 
 
 def _train_and_evaluate(

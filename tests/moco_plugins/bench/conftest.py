@@ -20,6 +20,8 @@ class Fails(nn.Module):
 
     def __init__(self, backbone: nn.Module, feature_dim: int, how: str = "error", at: int = 2) -> None:
         super().__init__()
+        if how == "build":
+            raise RuntimeError("no room for it")
         self.backbone, self.feature_dim, self.how, self.at, self.calls = backbone, feature_dim, how, at, 0
 
     def forward(self, views: Any) -> Tensor:

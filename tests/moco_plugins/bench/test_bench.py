@@ -147,6 +147,13 @@ def test_other_settings_are_never_mixed_in(finished: Path, change: dict[str, Any
     assert (finished / "results.json").read_text() == before
 
 
+def test_a_method_that_cannot_be_built_is_recorded_too(tmp_path: Path, small: Make) -> None:
+    settings = small(methods=("fails", "moco-v2"), method_options={"fails": {"how": "build"}}, epochs=1)
+    failed, good = bench(settings, tmp_path, Quiet()).runs
+    assert failed["error"] == "RuntimeError: no room for it"
+    assert good["status"] == "finished"
+
+
 def test_a_failing_run_is_recorded_and_the_others_go_on(tmp_path: Path, small: Make) -> None:
     results = bench(small(methods=("fails", "moco-v2")), tmp_path, Quiet())
     failed, good = results.runs

@@ -29,7 +29,7 @@ from moco_plugins.bench.merge import merged
 from moco_plugins.bench.plan import plan
 from moco_plugins.bench.progress import Quiet
 from moco_plugins.bench.recipe import build_loader, views_name
-from moco_plugins.bench.report import write_report
+from moco_plugins.bench.report import gather, write_report
 from moco_plugins.bench.results import Results
 from moco_plugins.bench.run import _job, build_method, thinned
 from moco_plugins.bench.settings import Settings, complete
@@ -265,6 +265,47 @@ def test_merged_results_are_results(small: Make, tmp_path: Path) -> None:
     before = (tmp_path / "a" / "results.json").read_text()
     write_report([tmp_path / "a", tmp_path / "b"], tmp_path / "a")  # never over somebody's own results
     assert (tmp_path / "a" / "results.json").read_text() == before
+
+
+def test_folders_of_one_name_stay_apart(small: Make, tmp_path: Path) -> None:
+    folders = [tmp_path / name / "bench" for name in "abc"]
+    for folder, epochs in zip(folders, (1, 2, 3), strict=True):
+        bench(small(epochs=epochs), folder, Quiet())
+    labels = [run["label"] for run in gather(folders)["runs"]]
+    assert labels == ["moco-v2", *(f"moco-v2 ({folder})" for folder in folders[1:])]
+
+
+def test_a_measured_budget_needs_one_process_to_measure(
+    small: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SettingsError, match="--budget seconds=1: processes that a launcher has started"):
+        bench(small(epochs=None, budget="seconds=1"), tmp_path, Quiet())
+
+
+@pytest.mark.parametrize("engine", ["lightning", "mmengine"])
+def test_measured_budgets_of_two_processes(tmp_path: Path, engine: str) -> None:
+    given = [
+        "--methods",
+        "moco-v2",
+        "memory-bank",
+        "--budget",
+        "passes=9000",
+        "--batch-size",
+        "512",
+        "--engine",
+        engine,
+    ]
+    command = [*COMMAND[:6], *given, "--devices", "2", "--device", "cpu", "--progress", "quiet", "--out", str(tmp_path)]
+    shown = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300)
+    assert shown.returncode == 0, shown.stderr
+    runs = {run["method"]: run for run in Results(tmp_path).runs}
+    # 512 images a step: 3 and 2 passes each; two steps an epoch
+    assert {name: run["steps"] for name, run in runs.items()} == {"moco-v2": 6, "memory-bank": 9}
+    assert {name: run["forward_images"] + run["backward_images"] for name, run in runs.items()} == {
+        "moco-v2": 9216,
+        "memory-bank": 9216,
+    }
 
 
 def test_results_of_different_data_are_not_compared(small: Make, tmp_path: Path) -> None:
