@@ -292,7 +292,7 @@ def test_measured_budgets_of_two_processes(tmp_path: Path, engine: str) -> None:
         "--budget",
         "passes=9000",
         "--batch-size",
-        "512",
+        "256",
         "--engine",
         engine,
     ]
@@ -300,8 +300,8 @@ def test_measured_budgets_of_two_processes(tmp_path: Path, engine: str) -> None:
     shown = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=300)
     assert shown.returncode == 0, shown.stderr
     runs = {run["method"]: run for run in Results(tmp_path).runs}
-    # 512 images a step: 3 and 2 passes each; two steps an epoch
-    assert {name: run["steps"] for name, run in runs.items()} == {"moco-v2": 6, "memory-bank": 9}
+    # 256 images a step: 3 and 2 passes each; five steps are an epoch
+    assert {name: run["steps"] for name, run in runs.items()} == {"moco-v2": 12, "memory-bank": 18}
     assert {name: run["forward_images"] + run["backward_images"] for name, run in runs.items()} == {
         "moco-v2": 9216,
         "memory-bank": 9216,
