@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -91,3 +91,22 @@ def warn_once_on_first_rank(message: str) -> None:
     """Warn, on rank 0 only."""
     if rank() == 0:
         warnings.warn(message, stacklevel=3)
+
+
+def on_first_rank(action: Callable[[], None], device: torch.device) -> None:
+    """Carry out ``action`` on the first rank; where it raises, all ranks do, so that none waits for the others.
+
+    Raises:
+        RuntimeError: on the other ranks; on the first it is what the action raised.
+    """
+    error: BaseException | None = None
+    if rank() == 0:
+        try:
+            action()
+        except BaseException as raised:
+            error = raised
+    stopped = number_of_first(int(error is not None), device)
+    if error is not None:
+        raise error
+    if stopped:
+        raise RuntimeError("the first process has stopped; its error says why")

@@ -37,7 +37,7 @@ class TrainingJob:
     num_nodes: int = 1
     precision: str = "32"
     seed: int = 0
-    #: Called on rank 0 after each step with (step counted from 1, loss).
+    #: Called on rank 0 after each step with (step counted from 1, loss). Where it raises, the job ends on all ranks.
     on_step: Callable[[int, float], None] = lambda step, loss: None
     #: Called on rank 0 after each epoch with the epoch counted from 1; the method is unwrapped and may be evaluated.
     on_epoch: Callable[[int], None] = lambda epoch: None

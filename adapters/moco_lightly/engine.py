@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from moco_plugins import distributed
 from moco_plugins.engine import TrainingJob, TrainingOutcome
 
 from .frameworks import lightning
@@ -150,16 +151,16 @@ def _module_class(pl: Any) -> Any:
                 return  # gradients accumulate
             self._steps_seen = self.trainer.global_step
             losses, self._losses = self._losses, []
-            if self.trainer.is_global_zero:
-                self.job.on_step(self._steps_seen, sum(map(float, losses)) / len(losses))
+            distributed.on_first_rank(
+                lambda: self.job.on_step(self._steps_seen, sum(map(float, losses)) / len(losses)), self.device
+            )
 
         def on_train_epoch_end(self) -> None:
             before = random_state()
-            if self.trainer.is_global_zero:
-                modes = {module: module.training for module in self.method.modules()}
-                self.job.on_epoch(self.trainer.current_epoch + 1)
-                for module, mode in modes.items():
-                    module.training = mode
+            modes = {module: module.training for module in self.method.modules()}
+            distributed.on_first_rank(lambda: self.job.on_epoch(self.trainer.current_epoch + 1), self.device)
+            for module, mode in modes.items():
+                module.training = mode
             restore_random_state(before)  # looking at the method must not change its training
             self.trainer.save_checkpoint(self.job.folder / CHECKPOINT)
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mmengine.dist import is_main_process
 from mmengine.hooks import Hook
 from mmengine.model import MMDistributedDataParallel
 from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.runner import Runner
 from torch import nn
 
+from moco_plugins import distributed
 from moco_plugins.engine import TrainingJob, TrainingOutcome
 
 from .launch import join_processes
@@ -130,6 +130,7 @@ class _JobHook(Hook):
     def __init__(self, job: TrainingJob, optimizer: torch.optim.Optimizer, counts: int) -> None:
         self.job, self.steps, self.steps_now, self.reported = job, 0, 0, 0
         self.losses: list[float] = []
+        self.device = next(job.method.parameters()).device
         iterations = job.epochs * len(job.loader)  # type: ignore[arg-type]
         total = -(-iterations // counts)
         method: Any = job.method
@@ -157,13 +158,11 @@ class _JobHook(Hook):
         self.losses.append(float(outputs["loss"].detach()))
         if self.steps > self.reported:
             self.reported, losses, self.losses = self.steps, self.losses, []
-            if is_main_process():
-                self.job.on_step(self.steps, sum(losses) / len(losses))
+            distributed.on_first_rank(lambda: self.job.on_step(self.steps, sum(losses) / len(losses)), self.device)
 
     def after_train_epoch(self, runner: Any) -> None:
         """Report the epoch."""
-        if is_main_process():
-            self.job.on_epoch(runner.epoch + 1)
+        distributed.on_first_rank(lambda: self.job.on_epoch(runner.epoch + 1), self.device)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add the schedule and the counter."""

@@ -50,6 +50,23 @@ COMMAND = [
 ]
 
 
+#: A plugin with a method whose loss is NaN in the third step, on the first rank only.
+SHORT_LIVED = """
+import torch
+from moco_plugins import distributed, hookimpl
+from moco_plugins.moco import MoCo
+
+class ShortLived(MoCo):
+    def forward(self, views):
+        loss = super().forward(views)
+        return loss * float("nan") if self.steps == 2 and distributed.rank() == 0 else loss
+
+@hookimpl
+def moco_methods():
+    return {"short-lived": ShortLived}
+"""
+
+
 def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
@@ -306,6 +323,24 @@ def test_measured_budgets_of_two_processes(tmp_path: Path, engine: str) -> None:
         "moco-v2": 9216,
         "memory-bank": 9216,
     }
+
+
+@pytest.mark.parametrize("engine", ["lightning", "mmengine"])
+def test_a_run_that_fails_in_two_processes_is_recorded_and_the_next_goes_on(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "fails").mkdir()
+    (tmp_path / "fails" / "short_lived.py").write_text(SHORT_LIVED)
+    info = tmp_path / "fails" / "short_lived-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: short-lived\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[moco_plugins]\nshort-lived = short_lived\n")
+    given = ["--methods", "short-lived", "moco-v2", "--epochs", "2", "--batch-size", "256", "--engine", engine]
+    command = [*COMMAND[:6], *given, "--devices", "2", "--device", "cpu", "--progress", "quiet", "--out", str(tmp_path)]
+    environment = {**_environment(), "PYTHONPATH": str(tmp_path / "fails")}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
+    assert shown.returncode == 1, shown.stderr
+    runs = {run["method"]: run for run in Results(tmp_path).runs}
+    assert runs["short-lived"]["error"].startswith("NonFiniteLossError: the loss is nan at step 3")
+    assert runs["moco-v2"]["status"] == "finished"
 
 
 def test_results_of_different_data_are_not_compared(small: Make, tmp_path: Path) -> None:
