@@ -192,4 +192,4 @@ def show(folders: Sequence[Path], out: Path, metric: str, reference: str | None)
     print(text_table(content, metric))
     for sentence in (*verdicts(content, metric, reference), *warnings(content, metric)):
         print(f"- {sentence}")
-    return write_report(folders, out, metric, reference)
+    return write_report(folders, out, metric, reference, content)

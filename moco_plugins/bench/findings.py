@@ -10,7 +10,6 @@ from .comparison import cost_note, differences, engines_agree, unequal_budgets
 from .table import Row, mean, number, rows
 
 METRICS = {"knn_top1": "kNN accuracy", "linear_top1": "linear-probe accuracy"}
-_ATTRIBUTES = {"knn_top1": "knn", "linear_top1": "linear"}
 #: Under the table of costs.
 COST_NOTE = (
     "Means over the seeds. Forward, backward: images that went through an encoder of the method, of all its encoders "
@@ -59,16 +58,15 @@ def sentences(content: Mapping[str, Any], metric: str, reference: str | None) ->
     question = (content.get("ablation") or {}).get("question")
     if question:
         said.append(question)
-    attribute = _ATTRIBUTES[metric]
     table = rows(content, metric)
-    scored = [row for row in table if not row.baseline and getattr(row, attribute)]
+    scored = [row for row in table if not row.baseline and row.values(metric)]
     if not any(row.seeds for row in table if not row.baseline):
         return [*said, "No run has been finished."]
     if not scored:
         return [*said, "Accuracy could not be measured; losses and the shape of the features stand below."]
     best = scored[0]
-    base = {row.label: getattr(row, attribute) for row in table if row.baseline}
-    first = f"Best {METRICS[metric]}: {best.label}, {100 * mean(getattr(best, attribute)):.1f} %."
+    base = {row.label: row.values(metric) for row in table if row.baseline}
+    first = f"Best {METRICS[metric]}: {best.label}, {100 * mean(best.values(metric)):.1f} %."
     if base.get("untrained"):
         raw = f", raw pixels {100 * mean(base['raw-pixels']):.1f} %" if base.get("raw-pixels") else ""
         first += f" The same backbone untrained reaches {100 * mean(base['untrained']):.1f} %{raw}."
@@ -93,13 +91,12 @@ def verdicts(content: Mapping[str, Any], metric: str, reference: str | None) -> 
 
 
 def _below_baselines(content: Mapping[str, Any], metric: str) -> list[str]:
-    attribute = _ATTRIBUTES[metric]
-    table = [row for row in rows(content, metric) if getattr(row, attribute)]
+    table = [row for row in rows(content, metric) if row.values(metric)]
     scored = [row for row in table if not row.baseline]
     found = []
     for base in (row for row in table if row.baseline):
-        bar = mean(getattr(base, attribute))
-        below = [row.label for row in scored if mean(getattr(row, attribute)) < bar]
+        bar = mean(base.values(metric))
+        below = [row.label for row in scored if mean(row.values(metric)) < bar]
         if below:
             who = "No method reaches" if len(below) == len(scored) else f"{join(below)} {_stay(below)} below"
             found.append(f"{who} the {METRICS[metric]} of {base.label} ({100 * bar:.1f} %).")

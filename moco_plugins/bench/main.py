@@ -6,6 +6,7 @@ import importlib.util
 import platform
 import sys
 import time
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from .baselines import UNTRAINED, baselines
 from .data import Data, SettingsError, load_data
 from .dictionaries import register_dictionaries
 from .pictures import draw_views
-from .plan import RunPlan, plan, variations
+from .plan import RunPlan, plan
 from .progress import Progress
 from .recipe import build_loader, build_seeded_backbone
 from .results import Results
@@ -84,7 +85,7 @@ def bench(
 def _try_to_build(settings: Settings, data: Data) -> None:
     """Build everything once: a value that a part does not take is said now, not after an hour of other runs."""
     build_seeded_backbone(settings, data, 0)
-    for run in plan(settings)[: len(variations(settings))]:
+    for run in plan(replace(settings, seeds=1)):
         try:
             loader = build_loader(settings, data, run.method, run.seed)
             build_method(run, settings, data, loader)

@@ -13,6 +13,7 @@ from torch import Tensor
 from . import style
 from .data import Data
 from .loader import Place, ViewPairs, as_batch, key
+from .plan import file_name
 from .recipe import build_views, views_name
 from .settings import Settings
 
@@ -22,10 +23,12 @@ _GAP = 2  # white pixels between tiles
 
 def draw_views(settings: Settings, data: Data, folder: Path, count: int = 10) -> list[Path]:
     """Some images, and the two views of each: rows original, query view, key view. One picture for each kind of views."""
-    methods = {views_name(settings, method): method for method in reversed(settings.methods)}
+    methods: dict[str, str] = {}
+    for method in settings.methods:
+        methods.setdefault(views_name(settings, method), method)
     drawn = []
-    for name, method in reversed(methods.items()):
-        path = folder / (VIEWS if len(methods) == 1 else VIEWS_OF.format(_safe(name)))
+    for name, method in methods.items():
+        path = folder / (VIEWS if len(methods) == 1 else VIEWS_OF.format(file_name(name)))
         if not path.exists():
             _draw_views(settings, data, method, path, count)
         drawn.append(path)
@@ -62,7 +65,7 @@ def draw_neighbours(
     wrong = [[False] * len(chosen), *((train[1][column] != test[1][chosen]).tolist() for column in nearest.T)]
     return save_grid(
         columns,
-        folder / NEIGHBOURS.format(_safe(label)),
+        folder / NEIGHBOURS.format(file_name(label)),
         ["test image", *[f"{nth} nearest" for nth in ("1st", "2nd", "3rd", "4th")][: nearest.shape[1]]],
         wrong,
     )
@@ -124,14 +127,10 @@ def draw_projection(test: tuple[Tensor, Tensor], classes: Sequence[str], label: 
         )  # fmt: skip
     axes.set_axis_off()
     axes.set_aspect("equal")
-    return style.save(made, folder / PROJECTION.format(_safe(label)))
+    return style.save(made, folder / PROJECTION.format(file_name(label)))
 
 
 def _class_colour(number: int) -> Any:
     import matplotlib
 
     return matplotlib.colormaps["tab20"]((number % 10) * 2 / 20 + (number // 10 % 2) / 20)
-
-
-def _safe(label: str) -> str:
-    return "".join(c if c.isalnum() or c in "-+.=" else "_" for c in label)

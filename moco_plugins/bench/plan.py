@@ -30,8 +30,12 @@ class RunPlan:
     @property
     def folder(self) -> str:
         """The name of the run's folder."""
-        safe = "".join(c if c.isalnum() or c in "-+._=" else "_" for c in self.label)
-        return f"{safe}-seed{self.seed}"
+        return f"{file_name(self.label)}-seed{self.seed}"
+
+
+def file_name(label: str) -> str:
+    """A label as a part of a file's name."""
+    return "".join(c if c.isalnum() or c in "-+.=" else "_" for c in label)
 
 
 def method_options(name: str) -> dict[str, Any] | None:

@@ -37,15 +37,23 @@ def _names(folders: Sequence[Path]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(folder) for folder in folders]
 
 
-def write_report(folders: Sequence[Path], out: Path, metric: str = "knn_top1", reference: str | None = None) -> Path:
+def write_report(
+    folders: Sequence[Path],
+    out: Path,
+    metric: str = "knn_top1",
+    reference: str | None = None,
+    content: Mapping[str, Any] | None = None,
+) -> Path:
     """Write ``report.html`` and the figures into ``out``, from one folder of results or from several merged.
 
-    Merged results are written as well, unless ``out`` has results of its own.
+    Merged results are written as well, unless ``out`` has results of its own. ``content`` is what :func:`gather` gives for
+    the folders, where that is at hand.
 
     Raises:
         SettingsError: a folder has no results, or they cannot be merged.
     """
-    content = gather(folders)
+    if content is None:
+        content = gather(folders)
     out.mkdir(parents=True, exist_ok=True)
     if "merged" in content and (not (out / FILE).exists() or "merged" in Results(out).content):
         write_results(out, content)
@@ -100,7 +108,7 @@ def page(
         f"<section class=results><h2>Results</h2>{_table(table, _RESULTS)}"
         f"<p class=note>{_text(findings.table_note(content))}</p></section>",
         _list("verdicts", "What the numbers can tell", verdicts),
-        _cost(content, table),
+        _cost(table),
         _section("How they learn", pictures),
         _section("What they look at", wide, "wide"),
         _section("What they make of it", maps),
@@ -199,7 +207,7 @@ def _table(table: Sequence[Row], cells: Mapping[str, Callable[[Row], str]]) -> s
     return f"<div class=scroll tabindex=0><table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
 
 
-def _cost(content: Mapping[str, Any], table: Sequence[Row]) -> str:
+def _cost(table: Sequence[Row]) -> str:
     runs = [row for row in table if not row.baseline and row.seeds]
     if not runs:
         return ""

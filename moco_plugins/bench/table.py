@@ -50,10 +50,9 @@ def rows(results: Mapping[str, Any], metric: str = "knn_top1") -> list[Row]:
         for record in results[part]:
             groups.setdefault((baseline, record["label"], record.get("engine", "")), []).append(record)
     made = [_row(records, baseline, label, engine) for (baseline, label, engine), records in groups.items()]
-    order = {"knn_top1": "knn", "linear_top1": "linear"}[metric]
 
     def place(row: Row) -> tuple[bool, float]:
-        value = mean(getattr(row, order))
+        value = mean(row.values(metric))
         return row.baseline, math.inf if math.isnan(value) else -value
 
     return sorted(made, key=place)
