@@ -8,16 +8,16 @@ A part, method, data set or framework is added by a plugin: a module with functi
 the entry-point group ``moco_plugins``. :mod:`moco_plugins.hookspecs` lists what can be plugged in.
 """
 
-from . import plugins
-from .hookspecs import hookimpl
-from .infonce import info_nce
-from .key_queue import KeyQueue
-from .moco import MoCo
-from .momentum import Cosine
-from .views import TwoViews
+from .core.infonce import info_nce
+from .core.key_queue import KeyQueue
+from .core.moco import MoCo
+from .core.momentum import Cosine
+from .core.views import TwoViews
+from .hooks.activation import activate_loaded_frameworks
+from .hooks.specs import hookimpl
 
 __version__ = "0.1.0"
 __all__ = ["Cosine", "KeyQueue", "MoCo", "TwoViews", "hookimpl", "info_nce"]
 
 # With MMEngine's custom_imports the framework is there first; where it comes later, it imports moco_plugins.registry.
-plugins.activate_loaded_frameworks()
+activate_loaded_frameworks()

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import nn
 
-from .hookspecs import hookimpl
-from .infonce import ContrastiveLoss, info_nce
-from .key_queue import KeyQueue
-from .moco import MoCo
-from .momentum import MomentumRule, ema
-from .views import AffineViews, TwoViews
+from .core.infonce import ContrastiveLoss, info_nce
+from .core.key_queue import KeyQueue
+from .core.moco import MoCo
+from .core.momentum import MomentumRule, ema
+from .core.views import AffineViews, TwoViews
+from .data.datasets import DATASETS
+from .hooks.specs import hookimpl
 
 #: The names that each building hook answers to here.
 PARTS = {
@@ -64,6 +65,4 @@ def moco_methods() -> Mapping[str, Callable[..., nn.Module]]:
 @hookimpl
 def moco_datasets() -> Mapping[str, Callable[..., Any]]:
     """Embedded data sets, and torchvision's by name."""
-    from .datasets import DATASETS
-
     return DATASETS

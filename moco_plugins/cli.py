@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import plugins
 from .bench import command as bench_command
+from .hooks import manager as plugins
 
 METRICS = bench_command.METRICS
 PART_KINDS = {
@@ -77,8 +77,7 @@ def run_train(argv: Sequence[str]) -> int:
 
 def list_plugins() -> int:
     """``moco-plugins plugins``: who is there, from where, and what each provides."""
-    from .bench.dictionaries import register_dictionaries
-    from .builtin import PARTS
+    from .bench.run.dictionaries import register_dictionaries
 
     register_dictionaries()
     provided: dict[str, dict[str, list[str]]] = {}
@@ -90,9 +89,10 @@ def list_plugins() -> int:
     for kind, table in tables.items():
         for name, (plugin, _) in table.items():
             provided.setdefault(plugin, {}).setdefault(kind, []).append(name)
-    for kind, hook in PART_KINDS.items():
-        provided.setdefault("builtin", {})[kind] = list(PARTS[hook])  # those of others only their documentation names
     for info in plugins.list_plugins():
+        for kind, hook in PART_KINDS.items():  # a plugin need not tell them; then only its documentation names them
+            if parts := plugins.part_names(info.name, hook):
+                provided.setdefault(info.name, {})[kind] = list(parts)
         print(f"{info.name}  ({info.distribution} {info.version})".rstrip())
         for kind, names in provided.get(info.name, {}).items():
             print(f"  {kind + ':':<16}{', '.join(names)}")

@@ -1,5 +1,5 @@
 """MMEngine imports this module when it meets the scope ``moco_plugins``; nothing else does."""
 
-from .plugins import activate
+from .hooks.activation import activate
 
 activate("mmengine")

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from moco_plugins import plugins
-from moco_plugins.datasets import to_learn_from
+from moco_plugins.data.splits import to_learn_from
+from moco_plugins.hooks import manager as plugins
 
 from .frameworks import lightly
 

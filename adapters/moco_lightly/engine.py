@@ -1,4 +1,4 @@
-"""The engine ``lightning``: carries out a :class:`moco_plugins.engine.TrainingJob` with Lightning's Trainer."""
+"""The engine ``lightning``: carries out a :class:`moco_plugins.hooks.engine.TrainingJob` with Lightning's Trainer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from moco_plugins import distributed
-from moco_plugins.engine import TrainingJob, TrainingOutcome
+from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome
+from moco_plugins.steps import distributed
 
 from .frameworks import lightning
 from .randomness import random_state, restore_random_state, seed_everything

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from moco_plugins.queue_loss import QueueLoss
+from moco_plugins.core.queue_loss import QueueLoss
 
 
 class MoCoLoss(QueueLoss):

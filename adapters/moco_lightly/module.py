@@ -188,7 +188,7 @@ class MoCoBody(_Base):
 
     def on_validation_epoch_end(self) -> None:
         """Log the accuracy of kNN."""
-        from moco_plugins.bench.evaluation import knn_accuracy
+        from moco_plugins.evaluation import knn_accuracy
 
         bank = (self._bank if self._bank.rows else self._recent).collect()
         queries = self._queries.collect()

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from moco_plugins import hookimpl
-from moco_plugins.engine import Adapter, TrainingJob, TrainingOutcome
+from moco_plugins.hooks.engine import Adapter, TrainingJob, TrainingOutcome
 
 from .baselines import BASELINES
 

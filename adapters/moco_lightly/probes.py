@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from moco_plugins import distributed
+from moco_plugins.steps import distributed
 
 
 class OnlineLinearProbe(nn.Module):

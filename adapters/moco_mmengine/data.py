@@ -11,9 +11,9 @@ from typing import Any
 from mmengine.registry import TRANSFORMS
 from torch.utils.data import Dataset
 
-from moco_plugins import plugins
-from moco_plugins.bench.loader import as_float
-from moco_plugins.datasets import to_learn_from
+from moco_plugins.data.images import as_float
+from moco_plugins.data.splits import to_learn_from
+from moco_plugins.hooks import manager as plugins
 
 from .transforms import element_of
 

@@ -15,7 +15,7 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from torch import nn
 
-from moco_plugins.bench.loader import key
+from moco_plugins.data.seeding import key
 
 from .checkpoints import check_fits
 from .models import MethodModel

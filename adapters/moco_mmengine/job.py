@@ -1,4 +1,4 @@
-"""The engine of the harness: a :class:`moco_plugins.engine.TrainingJob` carried out by an MMEngine Runner."""
+"""The engine of the harness: a :class:`moco_plugins.hooks.engine.TrainingJob` carried out by an MMEngine Runner."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.runner import Runner
 from torch import nn
 
-from moco_plugins import distributed
-from moco_plugins.engine import TrainingJob, TrainingOutcome
+from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome
+from moco_plugins.steps import distributed
 
 from .launch import join_processes
 from .models import MethodModel

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from moco_plugins.queue_loss import QueueLoss
+from moco_plugins.core.queue_loss import QueueLoss
 
 
 class MoCoLoss(QueueLoss):

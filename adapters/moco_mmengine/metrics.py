@@ -9,7 +9,7 @@ import torch
 from mmengine.evaluator import BaseMetric
 from torch import Tensor
 
-from moco_plugins.bench.evaluation import knn_accuracy, linear_probe
+from moco_plugins.evaluation import knn_accuracy, linear_probe
 
 
 class _FeatureMetric(BaseMetric):
@@ -72,7 +72,7 @@ class LinearProbeMetric(_FeatureMetric):
     """Top-1 of logistic regression on the frozen features, from 0 to 1, as ``linear/top1``.
 
     Args:
-        options: of :func:`moco_plugins.bench.evaluation.linear_probe`: strengths, fraction, seed, max_iter.
+        options: of :func:`moco_plugins.evaluation.linear_probe`: strengths, fraction, seed, max_iter.
         collect_device, prefix, collect_dir: see MMEngine's BaseMetric.
     """
 

@@ -12,9 +12,9 @@ from mmengine.logging import MessageHub
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
-from moco_plugins import moco as core
-from moco_plugins import plugins
-from moco_plugins.momentum import Cosine
+from moco_plugins.core import moco as core
+from moco_plugins.core.momentum import Cosine
+from moco_plugins.hooks import manager as plugins
 
 from .backbone import build_features, initialise, try_width
 from .batches import check_views, labels_of
@@ -30,7 +30,7 @@ _OTHER_NAMES = {
 
 
 class MethodModel(BaseModel):
-    """Any self-supervised method (:class:`moco_plugins.method.Method`) as an MMEngine model.
+    """Any self-supervised method (:class:`moco_plugins.hooks.method.Method`) as an MMEngine model.
 
     Modes of ``forward``: "loss" takes two views and returns ``dict(loss=...)``; "tensor" returns the features (N, D);
     "predict" returns for each image ``dict(features=(D,), label=..., split=...)``, which the metrics of this package take.

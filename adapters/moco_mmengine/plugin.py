@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from moco_plugins.engine import Adapter, TrainingJob, TrainingOutcome
-from moco_plugins.hookspecs import hookimpl
+from moco_plugins.hooks.engine import Adapter, TrainingJob, TrainingOutcome
+from moco_plugins.hooks.specs import hookimpl
 
 from .baselines import BASELINES
 

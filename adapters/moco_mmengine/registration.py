@@ -15,7 +15,7 @@ from typing import Any
 from mmengine import registry as roots
 from mmengine.registry import Registry
 
-from moco_plugins import plugins
+from moco_plugins.hooks import manager as plugins
 
 from .checkpoints import allow_message_hub
 from .types import TYPES

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
 
-from moco_plugins import plugins
+from moco_plugins.hooks import manager as plugins
 
 
 class TwoViews:

@@ -147,9 +147,9 @@ def sweep(text: str | None) -> dict[str, list[Any]]:
 def run(arguments: argparse.Namespace, command: str) -> int:
     """Carry out ``moco-plugins bench``; return its exit status. ``command`` is the command line, for the report."""
     from .main import bench, need_bench_extra
-    from .progress import make_progress
-    from .run import first_process
-    from .settings import DEFAULT_METHODS, Settings
+    from .plan.settings import DEFAULT_METHODS, Settings
+    from .run.progress import make_progress
+    from .run.set_up import first_process
 
     need_bench_extra()
     general: dict[str, Any] = {}
@@ -184,9 +184,9 @@ def run(arguments: argparse.Namespace, command: str) -> int:
 
 def show(folders: Sequence[Path], out: Path, metric: str, reference: str | None) -> Path:
     """Print the table and what it can tell, and write the report; return its path."""
-    from .findings import verdicts, warnings
-    from .report import gather, write_report
-    from .table import text_table
+    from .report.findings import verdicts, warnings
+    from .report.page import gather, write_report
+    from .report.table import text_table
 
     content = gather(folders)
     print(text_table(content, metric))

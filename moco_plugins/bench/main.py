@@ -12,17 +12,21 @@ from pathlib import Path
 
 import torch
 
-from .ablations import ABLATIONS
-from .baselines import UNTRAINED, baselines
-from .data import Data, SettingsError, load_data
-from .dictionaries import register_dictionaries
-from .pictures import draw_views
-from .plan import RunPlan, plan
-from .progress import Progress
-from .recipe import build_loader, build_seeded_backbone
+from .plan.ablations import ABLATIONS
+from .plan.complete import complete
+from .plan.data import Data, load_data
+from .plan.errors import MissingExtraError, SettingsError
+from .plan.runs import RunPlan, plan
+from .plan.settings import Settings
 from .results import Results
-from .run import LEFT_OVER, build_method, carry_out, first_process, measure_lengths
-from .settings import MissingExtraError, Settings, complete
+from .run.baselines import UNTRAINED, baselines
+from .run.dictionaries import register_dictionaries
+from .run.lengths import measure_lengths
+from .run.one_run import LEFT_OVER, carry_out
+from .run.pictures import draw_views
+from .run.progress import Progress
+from .run.recipe import build_loader, build_seeded_backbone
+from .run.set_up import build_method, first_process
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
 _VERSIONS = ("moco-plugins", "torch", "torchvision", "lightly", "pytorch-lightning", "mmengine", "timm", "scikit-learn")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .data import SettingsError
-from .plan import RunPlan
-from .settings import Settings
+from ..files import replacing, write_atomically
+from .plan.errors import SettingsError
+from .plan.runs import RunPlan
+from .plan.settings import Settings
 
 FILE = "results.json"
 _COLUMNS = (
@@ -43,13 +43,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if isinstance(value, (str, int, bool)) or value is None else str(value)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file in one step: whoever reads it, after a crash too, finds the old or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 class Results:
@@ -131,7 +124,8 @@ def write_results(folder: Path, content: Mapping[str, Any]) -> None:
     lines = [_COLUMNS]
     for record in (*content["baselines"], *content["runs"]):
         lines.append(tuple(record.get(column, "") for column in _COLUMNS))
-    partial = folder / "results.csv.partial"
-    with partial.open("w", newline="", encoding="utf-8") as file:
+    with (
+        replacing(folder / "results.csv") as partial,
+        partial.open("w", newline="", encoding="utf-8") as file,
+    ):
         csv.writer(file).writerows(lines)
-    os.replace(partial, folder / "results.csv")

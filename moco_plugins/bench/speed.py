@@ -20,11 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import plugins
-from ..infonce import info_nce
-from ..key_queue import KeyQueue
-from ..moco import MoCo
-from ..momentum import ema, pair_parameters
+from ..core.infonce import info_nce
+from ..core.key_queue import KeyQueue
+from ..core.moco import MoCo
+from ..core.momentum import ema
+from ..hooks import manager as plugins
+from ..steps.pairing import pair_parameters
 
 #: (N, K, D, dtype) of loss + enqueue; the first is the paper's.
 SHAPES = [

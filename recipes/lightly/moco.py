@@ -18,7 +18,7 @@ from moco_lightly import MoCoLoss, MoCoModule
 from moco_lightly.data import lightly_datasets
 
 from moco_plugins.backbones import build_backbone
-from moco_plugins.bench.evaluation import extract_features, knn_accuracy
+from moco_plugins.evaluation import extract_features, knn_accuracy
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--data", default="mnist5k", choices=["mnist5k", "cifar10"])

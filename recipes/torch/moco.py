@@ -6,7 +6,7 @@ import torch
 
 from moco_plugins import MoCo, datasets
 from moco_plugins.backbones import build_backbone
-from moco_plugins.bench.evaluation import extract_features, knn_accuracy
+from moco_plugins.evaluation import extract_features, knn_accuracy
 from moco_plugins.views import AffineViews
 
 parser = argparse.ArgumentParser(description=__doc__)

@@ -26,10 +26,11 @@ from lightly.models.utils import deactivate_requires_grad, update_momentum
 from lightly.utils.scheduler import cosine_schedule
 from torch import Tensor, nn
 
-from moco_plugins import MoCo, datasets
+from moco_plugins import MoCo
 from moco_plugins.backbones import build_backbone
-from moco_plugins.bench.evaluation import extract_features, knn_accuracy
-from moco_plugins.views import AffineViews
+from moco_plugins.core.views import AffineViews
+from moco_plugins.data import datasets
+from moco_plugins.evaluation import extract_features, knn_accuracy
 
 LEARNING_RATE, MOMENTUM = 0.06, 0.996  # the example's
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from moco_plugins import datasets, distributed
+from moco_plugins.data import datasets
+from moco_plugins.steps import distributed
 
 FOLDER = Path(__file__).parents[2] / "recipes" / "lightly"
 RECIPE, CONFIG = FOLDER / "moco.py", FOLDER / "moco_mnist5k.yaml"

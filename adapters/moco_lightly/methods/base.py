@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from moco_plugins import diagnostics, follow
-from moco_plugins.boundary import StepBoundary
-from moco_plugins.eager import eager
-from moco_plugins.encoder import Encoder
+from moco_plugins.core import diagnostics
+from moco_plugins.core.encoder import Encoder
+from moco_plugins.steps import follow
+from moco_plugins.steps.boundary import StepBoundary
+from moco_plugins.steps.eager import eager
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -27,7 +28,7 @@ def full_precision(criterion: Callable[..., Tensor], *projections: Tensor, **arg
 
 
 class LightlyMethod(nn.Module):
-    """A backbone with a projection head, and the parts of :class:`moco_plugins.method.Method` that are always the same.
+    """A backbone with a projection head, and the parts of :class:`moco_plugins.hooks.method.Method` that are always the same.
 
     Args:
         backbone: images -> (N, feature_dim).

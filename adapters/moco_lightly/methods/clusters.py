@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from moco_plugins import KeyQueue, distributed
-from moco_plugins.normalise import unit_rows
-from moco_plugins.shared_queue import enqueue, share_queue
+from moco_plugins import KeyQueue
+from moco_plugins.core.normalise import unit_rows
+from moco_plugins.steps import distributed
+from moco_plugins.steps.shared_queue import enqueue, share_queue
 
 from ..frameworks import lightly
 from .base import SteppedMethod, call_frozen, full_precision, pair

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from moco_plugins.encoder import Encoder
-from moco_plugins.momentum import Cosine, Schedule, check_momentum, copy_module, ema, pair_parameters, value_at
+from moco_plugins.core.encoder import Encoder
+from moco_plugins.core.momentum import Cosine, Schedule, check_momentum, ema, value_at
+from moco_plugins.steps.pairing import copy_module, pair_parameters
 
 from ..frameworks import lightly
 from .base import SteppedMethod, call_frozen, full_precision, pair

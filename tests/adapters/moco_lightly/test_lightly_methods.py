@@ -17,8 +17,10 @@ from lightly.models.modules.memory_bank import MemoryBankModule
 from lightly.models.modules.nn_memory_bank import NNMemoryBankModule
 from torch import nn
 
-from moco_plugins import Cosine, distributed, plugins
-from moco_plugins.method import Method
+from moco_plugins import Cosine
+from moco_plugins.hooks import manager as plugins
+from moco_plugins.hooks.method import Method
+from moco_plugins.steps import distributed
 
 DIM, HIDDEN, STEPS = 12, 24, 9
 OPTIONS = {

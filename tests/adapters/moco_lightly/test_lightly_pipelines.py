@@ -20,7 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torchvision.transforms.functional import to_pil_image
 
-from moco_plugins import TwoViews, plugins
+from moco_plugins import TwoViews
+from moco_plugins.hooks import manager as plugins
 
 
 class LightlyModule(pl.LightningModule):

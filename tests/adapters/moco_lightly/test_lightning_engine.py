@@ -14,10 +14,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from moco_plugins import MoCo, distributed, plugins
-from moco_plugins.bench.loader import make_loader
-from moco_plugins.engine import TrainingJob
-from moco_plugins.views import AffineViews
+from moco_plugins import MoCo
+from moco_plugins.core.views import AffineViews
+from moco_plugins.data.loader import make_loader
+from moco_plugins.hooks import manager as plugins
+from moco_plugins.hooks.engine import TrainingJob
+from moco_plugins.steps import distributed
 
 METHODS = ["moco-v2", "byol", "simclr"]
 

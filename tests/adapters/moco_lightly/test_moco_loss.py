@@ -17,7 +17,7 @@ from lightly.loss import NTXentLoss
 from moco_lightly import MoCoLoss
 from torch import nn
 
-from moco_plugins import distributed
+from moco_plugins.steps import distributed
 
 
 def twins(size: int, dim: int, temperature: float = 0.1) -> tuple[nn.Module, MoCoLoss]:

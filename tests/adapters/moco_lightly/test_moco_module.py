@@ -17,7 +17,9 @@ from moco_lightly.probes import FeatureMemory, OnlineLinearProbe
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from moco_plugins import Cosine, MoCo, distributed, plugins
+from moco_plugins import Cosine, MoCo
+from moco_plugins.hooks import manager as plugins
+from moco_plugins.steps import distributed
 
 MoCoModule = lightning_module_class("pytorch_lightning")
 

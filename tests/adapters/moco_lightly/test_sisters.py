@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from moco_plugins import Cosine, plugins
+from moco_plugins import Cosine
 from moco_plugins.backbones import ConvNet
-from moco_plugins.bench.evaluation import extract_features, knn_accuracy
-from moco_plugins.bench.loader import make_loader
-from moco_plugins.engine import TrainingJob
-from moco_plugins.views import AffineViews
+from moco_plugins.core.views import AffineViews
+from moco_plugins.data.loader import make_loader
+from moco_plugins.evaluation import extract_features, knn_accuracy
+from moco_plugins.hooks import manager as plugins
+from moco_plugins.hooks.engine import TrainingJob
 
 OPTIONS = {
     "simclr": {},

@@ -13,8 +13,8 @@ from mmengine.registry import DATASETS, METRICS, MODELS, TRANSFORMS
 from mmengine.structures import BaseDataElement
 from moco_mmengine import DataPreprocessor, TwoViews
 
-from moco_plugins.datasets import DATASETS as NAMED
-from moco_plugins.datasets import digits
+from moco_plugins.data.datasets import DATASETS as NAMED
+from moco_plugins.data.datasets import digits
 
 torch.set_num_threads(1)
 TWO = {"type": "moco_plugins.TwoViews", "variant": "v2", "image_size": 8}

@@ -8,12 +8,13 @@ from torch import nn
 
 pytest.importorskip("mmengine")
 
-from moco_plugins import MoCo, plugins
+from moco_plugins import MoCo
 from moco_plugins.backbones import ConvNet
-from moco_plugins.bench.loader import make_loader
-from moco_plugins.datasets import digits
-from moco_plugins.engine import TrainingJob
-from moco_plugins.views import AffineViews
+from moco_plugins.core.views import AffineViews
+from moco_plugins.data.datasets import digits
+from moco_plugins.data.loader import make_loader
+from moco_plugins.hooks import manager as plugins
+from moco_plugins.hooks.engine import TrainingJob
 
 torch.set_num_threads(1)
 EPOCHS = 3

@@ -12,7 +12,7 @@ from mmengine.optim import OptimWrapper
 from mmengine.registry import MODELS
 from moco_mmengine import MoCo
 
-from moco_plugins import plugins
+from moco_plugins.hooks import manager as plugins
 
 torch.set_num_threads(1)
 CONVNET = {"type": "moco_plugins.Backbone", "name": "convnet", "channels": 1, "image_size": 16}
@@ -57,7 +57,7 @@ class ProjectionNeck(nn.Module):
 def build(backbone, **options):
     torch.manual_seed(0)
     kind = options.pop("type", "moco_plugins.MoCo")
-    options = {"queue_size": 32, **options} if kind.lower().startswith("moco_plugins.moco") else options
+    options = {"queue_size": 32, **options} if kind.lower().startswith("moco_plugins.core.moco") else options
     return MODELS.build({"type": kind, "backbone": backbone, **options})
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from moco_plugins import hookimpl, plugins
-from moco_plugins.bench.settings import Settings
-from moco_plugins.datasets import DATASETS
+from moco_plugins import hookimpl
+from moco_plugins.bench.plan.settings import Settings
+from moco_plugins.data.datasets import DATASETS
+from moco_plugins.hooks import manager as plugins
 
 
 class Fails(nn.Module):

@@ -14,16 +14,19 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from moco_plugins.backbones import build_backbone
-from moco_plugins.bench import main, run, watch
-from moco_plugins.bench.data import SettingsError, load_data
-from moco_plugins.bench.evaluation import extract_features, knn_accuracy
+from moco_plugins.bench import main
 from moco_plugins.bench.main import bench
-from moco_plugins.bench.progress import Quiet
-from moco_plugins.bench.recipe import Normalise
-from moco_plugins.bench.report import write_report
+from moco_plugins.bench.plan.data import load_data
+from moco_plugins.bench.plan.errors import SettingsError
+from moco_plugins.bench.plan.settings import Settings
+from moco_plugins.bench.report.page import write_report
+from moco_plugins.bench.report.table import text_table
 from moco_plugins.bench.results import Results
-from moco_plugins.bench.settings import Settings
-from moco_plugins.bench.table import text_table
+from moco_plugins.bench.run import one_run as run
+from moco_plugins.bench.run import watch
+from moco_plugins.bench.run.progress import Quiet
+from moco_plugins.bench.run.recipe import Normalise
+from moco_plugins.evaluation import extract_features, knn_accuracy
 
 Make = Callable[..., Settings]
 

@@ -19,21 +19,26 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from torchvision.transforms.functional import to_pil_image
 
-from moco_plugins import cli, plugins
-from moco_plugins.bench.budget import Budget, Length, length_for
-from moco_plugins.bench.data import SettingsError, load_data
-from moco_plugins.bench.findings import warnings
-from moco_plugins.bench.loader import make_loader
+from moco_plugins import cli
 from moco_plugins.bench.main import bench
-from moco_plugins.bench.merge import merged
-from moco_plugins.bench.plan import plan
-from moco_plugins.bench.progress import Quiet
-from moco_plugins.bench.recipe import build_loader, views_name
-from moco_plugins.bench.report import gather, write_report
+from moco_plugins.bench.plan.budget import Budget
+from moco_plugins.bench.plan.complete import complete
+from moco_plugins.bench.plan.data import load_data
+from moco_plugins.bench.plan.errors import SettingsError
+from moco_plugins.bench.plan.runs import plan
+from moco_plugins.bench.plan.settings import Settings
+from moco_plugins.bench.report.findings import warnings
+from moco_plugins.bench.report.merge import merged
+from moco_plugins.bench.report.page import gather, write_report
 from moco_plugins.bench.results import Results
-from moco_plugins.bench.run import _job, build_method, thinned
-from moco_plugins.bench.settings import Settings, complete
-from moco_plugins.datasets import ImageArray
+from moco_plugins.bench.run.lengths import Length, length_for
+from moco_plugins.bench.run.one_run import _job, thinned
+from moco_plugins.bench.run.progress import Quiet
+from moco_plugins.bench.run.recipe import build_loader, views_name
+from moco_plugins.bench.run.set_up import build_method
+from moco_plugins.data.arrays import ImageArray
+from moco_plugins.data.loader import make_loader
+from moco_plugins.hooks import manager as plugins
 
 Make = Callable[..., Settings]
 COMMAND = [
@@ -208,7 +213,7 @@ def test_all_views_are_shown(small: Make, tmp_path: Path) -> None:
     ],
 )
 def test_ablations_can_be_built_and_give_a_loss(small: Make, name: str, labels: list[str]) -> None:
-    from moco_plugins.bench.dictionaries import register_dictionaries
+    from moco_plugins.bench.run.dictionaries import register_dictionaries
 
     register_dictionaries()
     settings, data = _settings(small, methods=Settings().methods, ablation=name)

@@ -1,0 +1,1 @@
+"""What a comparison found: tables, statistics, figures and the page."""

@@ -1,0 +1,1 @@
+"""What a comparison does: one run after the other, watched and evaluated."""

@@ -1,0 +1,81 @@
+"""The recipe that all methods share: backbone of a seed, views, normalisation, optimiser, schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ...backbones import build_backbone
+from ...data.loader import StepLoader, make_loader
+from ...data.seeding import key, random_state
+from ...hooks import manager as plugins
+from ..plan.data import Data
+from ..plan.presets import OWN_VIEWS
+from ..plan.settings import Settings
+
+#: Views of the core that normalise by themselves; the harness does it instead, as in evaluation.
+_NORMALISING = ("v1", "v2", "v2+", "v3")
+
+
+class Normalise:
+    """(x - mean) / std, per channel, in the memory format that convolutions like."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        self.mean, self.std = torch.tensor(mean).view(-1, 1, 1), torch.tensor(std).view(-1, 1, 1)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalise (N, C, H, W)."""
+        return ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
+
+
+def views_name(settings: Settings, method: str) -> str:
+    """The name of a method's views: the common ones, or with "own" those of its paper."""
+    if settings.views != "own":
+        return str(settings.views)
+    return str(getattr(plugins.method_factory(method), "views", None) or OWN_VIEWS.get(method, "v2"))
+
+
+def build_views(settings: Settings, method: str) -> Any:
+    """The two-view transform of a method."""
+    name, options = views_name(settings, method), dict(settings.view_options)
+    if name in _NORMALISING:
+        options.update(mean=(), std=())
+    return plugins.build_views(name, settings.image_size or 0, options)
+
+
+def build_seeded_backbone(settings: Settings, data: Data, seed: int) -> tuple[nn.Module, int]:
+    """The backbone of a seed: the same weights for every method."""
+    with random_state(key(seed, "backbone")):
+        backbone, width = build_backbone(str(settings.backbone), data.channels, data.image_size, settings.pretrained)
+    return backbone.to(memory_format=torch.channels_last), width
+
+
+def build_loader(settings: Settings, data: Data, method: str, seed: int) -> StepLoader:
+    """The training loader of a run."""
+    views, finish = build_views(settings, method), Normalise(data.mean, data.std)
+    return make_loader(data.pretrain, views, finish, settings.batch_size or 1, key(seed, "data"), settings.workers)
+
+
+def adamw(settings: Settings) -> Callable[[nn.Module], Optimizer]:
+    """AdamW, without weight decay on biases and norms."""
+
+    def make(method: nn.Module) -> Optimizer:
+        trained = [p for p in method.parameters() if p.requires_grad]
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        return torch.optim.AdamW([group for group in groups if group["params"]], lr=settings.learning_rate or 0.0)
+
+    return make
+
+
+def one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:
+    """Up from a 25th of the learning rate for 30 % of the steps, then down to nothing by a cosine."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=steps, cycle_momentum=False)

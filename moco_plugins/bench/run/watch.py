@@ -1,0 +1,150 @@
+"""Follows one run from the engine's callbacks: losses, curve, seconds; on disk after each epoch, so that it resumes."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+from ... import evaluation
+from ...data.seeding import key
+from ...data.splits import stratified_split
+from ...files import write_atomically
+from ..plan.data import Data, part_labels
+from ..plan.runs import RunPlan
+from ..plan.settings import Settings
+from ..results import plain
+from .cost import PassCounter
+from .progress import Progress
+from .recipe import Normalise
+
+#: Part of the training images whose labels are kept back to watch the training; test images are only used at the end.
+VALIDATION = 0.125
+#: At most how often a run is evaluated on the validation part, besides the last epoch.
+CURVE_POINTS = 10
+
+
+class NonFiniteLossError(ArithmeticError):
+    """The loss is NaN or infinite: the run cannot go on."""
+
+
+class Watch:
+    """What is known of a run while it trains.
+
+    Args:
+        method, data, settings, run: the run.
+        epochs: of the run.
+        share: the part of the images that the run's epochs show; less than 1 where a budget ends them early.
+        folder: where ``curve.json`` is kept.
+        progress: told of steps and epochs.
+        counter: counts encoder passes during the first step.
+    """
+
+    def __init__(
+        self,
+        method: Any,
+        data: Data,
+        settings: Settings,
+        run: RunPlan,
+        epochs: int,
+        folder: Path,
+        progress: Progress,
+        counter: PassCounter | None,
+        share: float = 1.0,
+    ) -> None:
+        self.method, self.data, self.settings, self.epochs, self.progress = method, data, settings, epochs, progress
+        self.path, self.counter, self.share = folder / "curve.json", counter, share
+        self.losses: list[float] = []
+        self.curve: list[dict[str, float]] = []
+        self.seconds = 0.0
+        self.passes: tuple[int, ...] = (0, 0)  # images through the encoders in one step, forward and backward
+        self.finish = Normalise(data.mean, data.std)
+        labels = part_labels(data.train) if data.labelled else None
+        self.bank, self.held = stratified_split(labels, len(data.train), VALIDATION, key(run.seed, "validation"))
+        if self.path.exists():
+            saved = json.loads(self.path.read_text())
+            self.losses, self.curve, self.seconds = saved["losses"], saved["curve"], saved["seconds"]
+            self.passes = tuple(saved["passes"])
+        self._board = _tensorboard(folder / "tensorboard", len(self.losses)) if settings.tensorboard else None
+        self._since: float | None = None
+        self.label, self._said = f"{run.label}, seed {run.seed}", set[str]()
+
+    def begin(self) -> None:
+        """Start the clock, when the first batch is asked for: an engine's preparations are not training."""
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def on_step(self, step: int, loss: float) -> None:
+        """Record the loss of a step.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite.
+        """
+        if self.counter is not None:
+            self.counter.stop()
+            self.passes, self.counter = (self.counter.forward, self.counter.backward), None
+        if not math.isfinite(loss):
+            raise NonFiniteLossError(f"the loss is {loss} at step {step}; the last before it: {self.losses[-3:]}")
+        del self.losses[step - 1 :]
+        self.losses.append(loss)
+        self.progress.step(step, loss)
+        if self._board is not None:
+            self._board.add_scalar("loss", loss, step)
+
+    def on_epoch(self, epoch: int) -> None:
+        """Evaluate now and then, save what is known."""
+        if self._since is not None:
+            self.seconds += time.perf_counter() - self._since
+        shown = epoch if self.share == 1 else round(epoch * self.share, 3)
+        self.curve = [point for point in self.curve if point["epoch"] < shown]
+        if epoch == self.epochs or epoch % -(-self.epochs // CURVE_POINTS) == 0:
+            values = self.look()
+            self.curve.append({"epoch": shown, "seconds": round(self.seconds, 3), **values})
+            self.progress.epoch(epoch, values)
+            if self._board is not None:
+                for name, value in values.items():
+                    if name != "loss":  # each step has written its own
+                        self._board.add_scalar(name, value, len(self.losses))
+                self._board.flush()
+        state = {"losses": self.losses, "curve": self.curve, "seconds": self.seconds, "passes": self.passes}
+        write_atomically(self.path, json.dumps(plain(state)))
+        self._since = time.perf_counter()
+
+    def look(self) -> dict[str, float]:
+        """Evaluate on the validation part, and ask the method how it is."""
+        values: dict[str, float] = {}
+        if self.data.labelled:
+            x, y = evaluation.extract_features(self.method, self.data.train, self.finish, self.data.image_size)
+            k, temperature = self.settings.knn_k, self.settings.knn_temperature
+            values["val_knn_top1"] = evaluation.knn_accuracy(
+                x[self.bank], y[self.bank], x[self.held], y[self.held], k, temperature
+            )
+        per_epoch = max(1, len(self.data.pretrain) // (self.settings.batch_size or 1))
+        recent = self.losses[-per_epoch:]
+        values["loss"] = sum(recent) / max(1, len(recent))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            metrics = self.method.metrics()
+        for message in (str(warning.message) for warning in caught):
+            what = message.partition(":")[0]  # the numbers behind it change from look to look
+            if what not in self._said:
+                self.progress.say(f"{self.label}: {message}")
+            self._said.add(what)
+        values.update({f"metric_{name}": value for name, value in metrics.items() if name != "loss"})
+        return values
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        if self.counter is not None:
+            self.counter.stop()
+        if self._board is not None:
+            self._board.close()
+
+
+def _tensorboard(folder: Path, step: int) -> Any:
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

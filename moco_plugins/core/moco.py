@@ -1,0 +1,304 @@
+"""MoCo: queue, momentum encoder, InfoNCE and two views put together (v1, v2, v2+, v3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..hooks import manager as plugins
+from ..steps import distributed, follow, stepping
+from ..steps.boundary import StepBoundary
+from ..steps.eager import eager
+from . import batchnorm, checks, diagnostics
+from .drift import DriftProbe
+from .momentum import Schedule, check_momentum, value_at
+from .normalise import unit_rows
+from .parts import build_encoders, place_like
+from .variants import settle
+
+
+class MoCo(nn.Module):
+    """Momentum Contrast around any backbone.
+
+    ``loss = moco(views)``, ``loss.backward()``, ``optimizer.step()``: that is all. Nothing but BatchNorm statistics changes
+    in the forward pass; when an optimiser that owns the query encoder has really stepped, the key encoder moves
+    (k <- m k + (1 - m) q) and the keys of all forward passes since the last step enter the queue, on all ranks alike.
+    So gradient accumulation, steps skipped by a GradScaler, symmetric losses and checkpoints are right without a flag.
+    In eval mode the loss is returned and nothing changes.
+
+    Arguments left at None take the variant's value (:mod:`moco_plugins.core.variants`, with sources).
+
+    Args:
+        backbone: images -> (N, feature_dim). It becomes ``query_encoder.backbone``.
+        feature_dim: width of the backbone's features.
+        variant: "v1", "v2", "v2+" or "v3".
+        queue_size: K; 65536. 0 for none (v3), which needs ``in_batch_negatives``.
+        projection_dim: D; 128, v3: 256.
+        momentum: m, the fraction of the key encoder that is kept at each step; 0.999, v3: 0.99 to 1 by cosine.
+            A number, or a function of (step, total steps or None).
+        temperature: T; v1: 0.07, others: 0.2. A number, or a function of (step, total steps or None).
+        hidden_dim: width of the heads' hidden layers; feature_dim, v3: 4096.
+        projection_layers: linear layers of the projection head; v1: 1, v2: 2, v3: 3.
+        head_batch_norm: BatchNorm in the heads; v3 only.
+        predictor: a prediction head on the queries; v3 only.
+        symmetric: each view is query and key in turn; the loss is the mean of both. v2+ and v3.
+        in_batch_negatives: the other keys of the batch, of all ranks, are negatives too. v3 only.
+        learnable_temperature: T starts at ``temperature`` and is trained (a parameter, in the logarithm).
+        projector: a projection head of your own, (N, feature_dim) -> (N, projection_dim), in place of the variant's.
+        key_encoder: a second backbone of the same architecture, for backbones that cannot be deep-copied.
+        shuffle_bn: "auto" (v1 and v2), True or False: keep query and key from sharing BatchNorm statistics, by
+            exchanging images between ranks, or in one process by splitting BatchNorm into groups.
+        bn_splits: groups of one process, at most; 8, as in the authors' CIFAR-10 demonstration.
+        bn_buffers: what the key encoder's buffers do at a step: "own" (they follow its own batches, as in the paper),
+            "copy" (the query encoder's), "ema" (averaged like the weights).
+        queue, queue_options, queue_fill, queue_resize: name and options of the queue (hook ``moco_build_queue``); the
+            last two are options of :class:`moco_plugins.KeyQueue`.
+        loss, loss_options: name and options of the loss (hook ``moco_build_loss``).
+        momentum_rule, momentum_options: name and options of the momentum rule (hook ``moco_build_momentum``).
+        freeze_patch_projection: do not train a ViT's patch projection (v3, section 4.2); None: in v3.
+        gather_distributed: the queue takes the keys of all ranks and is the same on all. False: each rank's own.
+        follow_optimizer: find the step boundary by itself; False: call :meth:`step` after each optimiser step.
+        total_steps: optimiser steps of the training, for schedules; may be set later as an attribute.
+        allow_low_momentum: permit m < 0.5, which otherwise is taken for the opposite sign convention.
+        drift_probe: images kept of each recent step to measure key drift; 0 is off, and costs nothing.
+
+    Attributes:
+        query_encoder, key_encoder: images -> (N, D), not normalised.
+        queue: :class:`moco_plugins.KeyQueue`, or None.
+
+    Raises:
+        ValueError, TypeError: an argument is out of range; the message names it, its value and the cure.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        feature_dim: int,
+        variant: str = "v2",
+        queue_size: int | None = None,
+        projection_dim: int | None = None,
+        momentum: Schedule | None = None,
+        temperature: Schedule | None = None,
+        *,
+        hidden_dim: int | None = None,
+        projection_layers: int | None = None,
+        head_batch_norm: bool | None = None,
+        predictor: bool | None = None,
+        symmetric: bool | None = None,
+        in_batch_negatives: bool | None = None,
+        learnable_temperature: bool = False,
+        projector: nn.Module | None = None,
+        key_encoder: nn.Module | None = None,
+        shuffle_bn: bool | str = "auto",
+        bn_splits: int = batchnorm.BN_SPLITS,
+        bn_buffers: str = "own",
+        queue: str = "ring",
+        queue_fill: str = "random",
+        queue_resize: str = "error",
+        queue_options: Mapping[str, Any] | None = None,
+        loss: str = "info_nce",
+        loss_options: Mapping[str, Any] | None = None,
+        momentum_rule: str = "ema",
+        momentum_options: Mapping[str, Any] | None = None,
+        freeze_patch_projection: bool | None = None,
+        gather_distributed: bool = True,
+        follow_optimizer: bool = True,
+        total_steps: int | None = None,
+        allow_low_momentum: bool = False,
+        drift_probe: int = 0,
+    ) -> None:
+        super().__init__()
+        settings = settle(
+            variant,
+            queue_size=queue_size,
+            projection_dim=projection_dim,
+            momentum=momentum,
+            temperature=temperature,
+            hidden_dim=hidden_dim,
+            projection_layers=projection_layers,
+            head_batch_norm=head_batch_norm,
+            predictor=predictor,
+            symmetric=symmetric,
+            in_batch_negatives=in_batch_negatives,
+            shuffle_bn=None if shuffle_bn == "auto" else shuffle_bn,
+        )
+        check_momentum(settings.momentum, allow_low_momentum)
+        checks.check_settings(
+            settings, backbone, bn_buffers, feature_dim=feature_dim, bn_splits=bn_splits, drift_probe=drift_probe
+        )
+        self.settings, self.feature_dim, self.variant = settings, feature_dim, variant
+        self.bn_splits, self.bn_buffers = bn_splits, bn_buffers
+        self.gather_distributed, self.follow_optimizer, self.total_steps = (
+            gather_distributed,
+            follow_optimizer,
+            total_steps,
+        )
+
+        freeze = freeze_patch_projection or (False if freeze_patch_projection is None and variant == "v3" else None)
+        self.query_encoder, self.predictor, self.key_encoder = build_encoders(
+            backbone, feature_dim, settings, projector, key_encoder, freeze
+        )
+        options = {"fill": queue_fill, "resize": queue_resize, **(queue_options or {})}
+        size, dim = settings.queue_size, settings.projection_dim
+        self.queue: Any = plugins.build_queue(queue, size, dim, options) if size else None
+        place_like(backbone, self.query_encoder.projector, self.predictor, self.key_encoder.projector, self.queue)
+        self.contrast = plugins.build_loss(loss, loss_options or {})
+        self.momentum_rule = plugins.build_momentum(momentum_rule, momentum_options or {})
+        if learnable_temperature:
+            self.log_temperature = nn.Parameter(torch.tensor(math.log(value_at(settings.temperature, 0, None))))
+        self.drift_probe = DriftProbe(drift_probe) if drift_probe else None
+
+        self.boundary = StepBoundary()
+        self.prepared = False
+        self.monitor = diagnostics.Monitor()
+        if follow_optimizer:
+            follow.follow_optimizer_steps(self)
+
+    # The step
+
+    def forward(self, views: Sequence[Tensor]) -> Tensor:
+        """Return the loss of two views of a batch, each (N, C, H, W); 0-dim.
+
+        Raises:
+            ValueError, TypeError: not two tensors of N images each, or twice the same tensor.
+        """
+        x_q, x_k = checks.check_views(views)
+        if self.training and not self.prepared:
+            self._prepare(x_q.shape[0])
+        pairs = [(x_q, x_k), (x_k, x_q)] if self.settings.symmetric else [(x_q, x_k)]
+        # Keys first: what they need in passing is free again before the queries' activations are kept.
+        keys = [self._encode_keys(b, i) for i, (_, b) in enumerate(pairs)]  # N x D each, no gradient
+        queries = [unit_rows(self._query(a)) for a, _ in pairs]  # N x D each
+        temperature = self.temperature
+        with torch.autocast(x_q.device.type, enabled=False):
+            losses = [self._contrast(q, k, temperature) for q, k in zip(queries, keys, strict=True)]
+            loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+        self._remember(loss, queries[0], keys, temperature)
+        if self.training and loss.requires_grad:
+            self._stage(keys, loss, x_k)
+        return loss
+
+    def _query(self, images: Tensor) -> Tensor:
+        projected: Tensor = self.query_encoder(images)
+        return self.predictor(projected) if self.predictor is not None else projected
+
+    @torch.no_grad()
+    def _encode_keys(self, images: Tensor, half: int) -> Tensor:
+        if not (self.training and self.settings.shuffle_bn):
+            return unit_rows(self.key_encoder(images))
+        # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
+        seed = (self.steps * 4096 + self.boundary.passes) * 2 + half
+        return unit_rows(batchnorm.encode_apart(self.key_encoder, images, self.bn_splits, seed))
+
+    def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor) -> Tensor:
+        in_batch = self.settings.in_batch_negatives
+        negatives = [self.queue.negatives()] if self.queue is not None else []
+        if in_batch and self.training and distributed.world_size() > 1:
+            everyone = distributed.gather_rows(key)
+            negatives += [part for other, part in enumerate(everyone) if other != distributed.rank()]
+        self._negative_count = sum(bank.shape[0] for bank in negatives) + (key.shape[0] - 1 if in_batch else 0)
+        banks = negatives[0] if len(negatives) == 1 else negatives
+        return self.contrast(query, key, banks, temperature, in_batch)
+
+    # The step boundary
+
+    @eager
+    def _prepare(self, batch: int) -> None:
+        problem = batchnorm.shuffles(self.key_encoder, self.bn_splits, batch) if self.settings.shuffle_bn else None
+        if problem:
+            distributed.warn_once_on_first_rank(problem)
+        stepping.prepare(self)
+
+    @eager
+    def _stage(self, keys: list[Tensor], loss: Tensor, key_images: Tensor) -> None:
+        if self.drift_probe is not None:
+            size = self.queue.size if self.queue is not None else 0
+            self.drift_probe.take(self.key_encoder, key_images, self.steps, size, len(keys))
+        anchor = next((p for p in self.query_encoder.projector.parameters() if p.requires_grad), None)
+        stepping.stage(self, keys, loss, anchor)
+
+    def after_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Commit the step of an optimiser that owns parameters of the query encoder; called after each step."""
+        stepping.after_step(self, optimizer)
+
+    def step(self) -> None:
+        """Commit by hand: move the key encoder and enqueue the keys of the forward passes since the last step.
+
+        Only needed with ``follow_optimizer=False``; a step that has been committed is not committed again.
+        """
+        if self.boundary.open:
+            stepping.commit(self, None)
+
+    # What it tells
+
+    @property
+    def momentum(self) -> float:
+        """m in force at this step."""
+        return value_at(self.settings.momentum, self.steps, self.total_steps)
+
+    @property
+    def temperature(self) -> float | Tensor:
+        """T in force at this step; a tensor with gradient where it is learnable."""
+        if hasattr(self, "log_temperature"):
+            return self.log_temperature.exp()
+        return value_at(self.settings.temperature, self.steps, self.total_steps)
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps committed so far."""
+        return self.boundary.steps
+
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the features of the query backbone (N, feature_dim), without the head."""
+        return self.query_encoder.features(images)
+
+    def key_drift(self) -> list[tuple[int, float]]:
+        """Return (age in steps, mean of 1 - cosine between a key then and now); needs ``drift_probe`` > 0."""
+        if self.drift_probe is None:
+            raise RuntimeError("key drift is not measured: build MoCo with drift_probe=64, say (images kept a step)")
+        return self.drift_probe.drift(self.key_encoder, self.steps)
+
+    def metrics(self) -> dict[str, float]:
+        """Return what the last forward pass can tell, computed now; empty before the first one.
+
+        See :func:`moco_plugins.core.diagnostics.describe`; besides: momentum, and with ``drift_probe`` key_drift (mean over
+        the ages kept). Warns of collapse.
+        """
+        metrics = self.monitor.metrics(self.queue, self.steps)
+        if metrics:
+            metrics["momentum"] = self.momentum
+            metrics |= self.drift_probe.metrics(self.key_encoder, self.steps) if self.drift_probe is not None else {}
+        return metrics
+
+    @eager
+    def _remember(self, loss: Tensor, query: Tensor, keys: list[Tensor], temperature: float | Tensor) -> None:
+        held = temperature.detach() if isinstance(temperature, Tensor) else temperature
+        self.monitor.last = diagnostics.LastStep(
+            loss.detach(), query.detach(), keys, held, self._negative_count, self.settings.in_batch_negatives
+        )
+
+    # State: what a resumed, copied or pickled MoCo needs
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "steps"] = torch.tensor(self.steps)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        steps = state_dict.get(prefix + "steps")
+        rest = {name: value for name, value in state_dict.items() if name != prefix + "steps"}
+        super()._load_from_state_dict(rest, prefix, *args)
+        if steps is None:
+            args[2].append(prefix + "steps")  # missing_keys
+        else:
+            self.boundary.reset(int(steps))
+        self.prepared, self.monitor.last = False, None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self.follow_optimizer:
+            follow.follow_optimizer_steps(self)

@@ -1,0 +1,1 @@
+"""Data sets by name, folders of anybody's images, seeded batches of views."""

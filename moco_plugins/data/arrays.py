@@ -1,0 +1,53 @@
+"""Images that are whole in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+class DataNotFoundError(FileNotFoundError):
+    """A data set is not on disk, or the package that carries it is not installed; says how to get it."""
+
+
+class ImageArray(Dataset[tuple[Tensor, int]]):
+    """Images in memory: items are (uint8 image (C, H, W), label); label -1 where there is none.
+
+    Args:
+        images: (N, C, H, W), uint8.
+        labels: (N,), int64, or None.
+        classes: the names of the classes.
+        name: what to call the set in messages.
+    """
+
+    def __init__(
+        self, images: Tensor, labels: Tensor | None, classes: Sequence[str] = (), name: str = "images"
+    ) -> None:
+        if images.ndim != 4 or images.dtype != torch.uint8:
+            raise ValueError(
+                f"images has shape {tuple(images.shape)}, dtype {images.dtype}; it must be (N, C, H, W) uint8"
+            )
+        if labels is not None and len(labels) != len(images):
+            raise ValueError(f"labels has {len(labels)} entries and images {len(images)}; each image needs one")
+        self.images, self.name, self.classes = images, name, tuple(classes)
+        self.labels = labels.long() if labels is not None else None
+        self.channels, self.image_size = images.shape[1], images.shape[2]
+        #: All images, where this set is a part that :func:`train_test` has cut from them.
+        self.whole: ImageArray | None = None
+        #: More images to train on than have labels; None: these are all.
+        self.pretrain: ImageArray | None = None
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.images[index], int(self.labels[index]) if self.labels is not None else -1
+
+    def subset(self, indices: Tensor | Sequence[int]) -> ImageArray:
+        """The images at ``indices``, as a set of the same kind."""
+        rows = torch.as_tensor(indices, dtype=torch.long)
+        labels = self.labels[rows] if self.labels is not None else None
+        return ImageArray(self.images[rows], labels, self.classes, self.name)

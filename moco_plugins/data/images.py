@@ -1,0 +1,44 @@
+"""Images of any kind as float tensors, one or a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .arrays import ImageArray
+
+
+def as_float(image: Any) -> Tensor:
+    """A PIL image or a tensor as a float tensor; uint8 becomes 0 to 1."""
+    if not isinstance(image, Tensor):
+        from torchvision.transforms.v2 import functional
+
+        image = functional.to_image(image)
+    return image.float() / 255 if image.dtype == torch.uint8 else image.float()
+
+
+def as_batch(images: Any, indices: Sequence[int], image_size: int | None = None) -> tuple[Tensor, Tensor]:
+    """Images by index as one float tensor (N, C, H, W) from 0 to 1, with their labels (-1: none).
+
+    With ``image_size`` the shorter side is scaled to it and the middle is cut out.
+    """
+    if isinstance(images, ImageArray):
+        rows = torch.as_tensor(list(indices), dtype=torch.long)
+        batch = images.images[rows].float() / 255
+        found = images.labels[rows] if images.labels is not None else torch.full((len(rows),), -1)
+        return (_resized(batch, image_size) if image_size else batch), found
+    size = image_size or getattr(images, "image_size", None)
+    items = [images[index] for index in indices]
+    batch = torch.stack([_resized(as_float(image), size) if size else as_float(image) for image, _ in items])
+    return batch, torch.tensor([int(label) for _, label in items])
+
+
+def _resized(image: Tensor, size: int) -> Tensor:
+    if image.shape[-2:] == (size, size):
+        return image
+    from torchvision.transforms.v2 import functional
+
+    return functional.center_crop(functional.resize(image, [size], antialias=True), [size, size])

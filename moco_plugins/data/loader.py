@@ -1,0 +1,165 @@
+"""Batches of view pairs, the same for every engine and after every resume.
+
+The order of the images, their views and the method's own random draws are functions of (seed, epoch, batch number,
+rank) alone: nothing depends on how many random numbers an engine, an evaluation or an interrupted run has used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from ..steps import distributed
+from .images import as_batch, as_float
+from .seeding import key, random_state
+
+Batch = tuple[tuple[Tensor, Tensor], Tensor]
+_Numbered = tuple[tuple[Tensor, Tensor], Tensor, Tensor]
+
+
+class Place(list[int]):
+    """The indices of a batch, and its place in the training, which travels with them into worker processes."""
+
+    def __init__(self, indices: Sequence[int], epoch: int, number: int, rank: int) -> None:
+        super().__init__(indices)
+        self.epoch, self.number, self.rank = epoch, number, rank
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Place, (list(self), self.epoch, self.number, self.rank)
+
+
+class EpochBatches(Sampler[list[int]]):
+    """Batches of a seeded shuffle of ``size`` items, a new one each epoch; the rest that fills no batch is left out.
+
+    ``batch_size`` counts the images of all processes together: each takes its slice of every batch. ``limit``, where it
+    is set, is the number of batches after which an epoch ends.
+    """
+
+    limit: int | None = None
+
+    def __init__(self, size: int, batch_size: int, seed: int) -> None:
+        if batch_size < 2:
+            raise ValueError(f"batch_size={batch_size} must be at least 2")
+        if size < batch_size:
+            raise ValueError(
+                f"batch_size={batch_size} is larger than the training set of {size} images; use at most {size}"
+            )
+        self.size, self.batch_size, self.seed, self.epoch = size, batch_size, seed, 0
+        self.sampler = self  # both Lightning and MMEngine look here for set_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the shuffle; epochs count from 0."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        whole = self.size // self.batch_size
+        return whole if self.limit is None else min(whole, self.limit)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        rank, ranks = distributed.rank(), distributed.world_size()
+        if self.batch_size % ranks:
+            raise ValueError(f"batch_size={self.batch_size} cannot be shared evenly by {ranks} processes")
+        share = self.batch_size // ranks
+        generator = torch.Generator().manual_seed(key(self.seed, "order", self.epoch))
+        order = torch.randperm(self.size, generator=generator)
+        for number in range(len(self)):
+            start = number * self.batch_size + rank * share
+            yield Place(order[start : start + share].tolist(), self.epoch, number, rank)
+
+
+class ViewPairs(Dataset[_Numbered]):
+    """A data set whose batches are ``((view, view), labels, image numbers)``.
+
+    Args:
+        images: a map-style set of (image, label), or an :class:`moco_plugins.datasets.ImageArray`.
+        views: image -> (view, view), or, with a true attribute ``batched``, images (N, C, H, W) -> (views, views).
+        finish: applied to each batch of views, normalisation as a rule.
+        seed: with the epoch, the batch number and the rank it decides all draws.
+    """
+
+    def __init__(self, images: Any, views: Callable[[Any], Any], finish: Callable[[Tensor], Tensor], seed: int) -> None:
+        self.images, self.views, self.finish, self.seed = images, views, finish, seed
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> _Numbered:
+        return self.__getitems__(Place([index], 0, index, 0))
+
+    def __getitems__(self, indices: list[int]) -> _Numbered:
+        """Make the views of a whole batch."""
+        place = indices if isinstance(indices, Place) else Place(indices, 0, indices[0], 0)
+        with random_state(key(self.seed, "views", place.epoch, place.number, place.rank)):
+            first, second, labels = self._views(place)
+        return (self.finish(first), self.finish(second)), labels, torch.tensor(list(place))
+
+    def _views(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        if getattr(self.views, "batched", False):
+            images, labels = as_batch(self.images, indices)
+            first, second = self.views(images)
+            return first, second, labels
+        pairs, numbers = [], []
+        for index in indices:
+            image, label = self.images[index]
+            pairs.append(self.views(image))
+            numbers.append(int(label))
+        first, second = (torch.stack([as_float(view) for view in half]) for half in zip(*pairs, strict=True))
+        return first, second, torch.tensor(numbers)
+
+
+class StepLoader(DataLoader[Any]):
+    """The training loader: yields ``((view, view), labels)`` and seeds the method's own draws of each step.
+
+    ``on_batch`` is told the image numbers of each batch before it is yielded (for a memory bank), ``on_start`` when an
+    epoch begins.
+    """
+
+    on_batch: Callable[[Tensor], None] | None = None
+    on_start: Callable[[], None] | None = None
+
+    def __iter__(self) -> Any:
+        batches: Any = self.batch_sampler
+        epoch, rank = batches.epoch, distributed.rank()
+        if self.on_start is not None:
+            self.on_start()
+        for number, (views, labels, indices) in enumerate(super().__iter__()):
+            torch.manual_seed(key(batches.seed, "step", epoch, number, rank))
+            if self.on_batch is not None:
+                self.on_batch(indices)
+            yield views, labels
+
+    def of_one_process(self, processes: int, limit: int) -> StepLoader:
+        """A loader of the share that one of several processes has, which ends its epochs after ``limit`` batches."""
+        pairs: Any = self.dataset
+        whole: Any = self.batch_sampler
+        share = max(2, whole.batch_size // processes)
+        loader = make_loader(pairs.images, pairs.views, pairs.finish, share, pairs.seed, self.num_workers)
+        loader.batch_sampler.limit = limit  # type: ignore[union-attr]
+        return loader
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def make_loader(
+    images: Any,
+    views: Callable[[Any], Any],
+    finish: Callable[[Tensor], Tensor],
+    batch_size: int,
+    seed: int,
+    workers: int = 0,
+) -> StepLoader:
+    """Build the training loader of one run; ``batch_size`` counts the images of all processes together."""
+    return StepLoader(
+        ViewPairs(images, views, finish, seed),
+        batch_sampler=EpochBatches(len(images), batch_size, seed),
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        generator=torch.Generator().manual_seed(key(seed, "workers")),
+    )

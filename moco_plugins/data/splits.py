@@ -1,0 +1,43 @@
+"""Which images are learnt from, which are held out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def to_learn_from(train: Any) -> Any:
+    """The images that a method learns from: the training set, or where it has one the larger set without labels."""
+    more = getattr(train, "pretrain", None)
+    return train if more is None else more
+
+
+def stratified_split(labels: Tensor | None, count: int, held_out: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Split ``range(count)`` into (kept, held out), the same fraction of each class; fixed by ``seed``.
+
+    Without labels it is a plain random split. At least one item of each class with two or more is held out.
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"held_out={held_out} must lie between 0 and 1")
+    generator = torch.Generator().manual_seed(seed)
+    groups = [torch.arange(count)] if labels is None else [(labels == c).nonzero()[:, 0] for c in torch.unique(labels)]
+    kept, held = [], []
+    for group in groups:
+        shuffled = group[torch.randperm(len(group), generator=generator)]
+        cut = min(max(1, round(held_out * len(group))), len(group) - 1)
+        held.append(shuffled[:cut])
+        kept.append(shuffled[cut:])
+    return torch.cat(kept).sort().values, torch.cat(held).sort().values
+
+
+def train_test(whole: Any, seed: int = 0) -> tuple[Any, Any]:
+    """Cut a set with ``labels`` and ``subset(indices)`` into (train, test), four fifths to one fifth of each class.
+
+    The training set remembers the ``whole``, so that the harness can cut it anew for each seed.
+    """
+    kept, held_out = stratified_split(whole.labels, len(whole), 0.2, seed)
+    train, test = whole.subset(kept), whole.subset(held_out)
+    train.whole = whole
+    return train, test

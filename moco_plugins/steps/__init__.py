@@ -1,0 +1,1 @@
+"""When something happens, and on whom: optimiser steps, what waits for them, and ranks. Knows torch alone."""
