@@ -1,0 +1,45 @@
+"""Who is there and what each provides: the public name of :mod:`moco_plugins.hooks.manager`."""
+
+from .hooks.activation import activate
+from .hooks.manager import (
+    PluginError,
+    PluginInfo,
+    UnknownNameError,
+    adapter,
+    adapters,
+    build_loss,
+    build_momentum,
+    build_queue,
+    build_views,
+    dataset_factory,
+    datasets,
+    list_plugins,
+    manager,
+    method_factory,
+    methods,
+    register,
+    report_sections,
+    unregister,
+)
+
+__all__ = [
+    "PluginError",
+    "PluginInfo",
+    "UnknownNameError",
+    "activate",
+    "adapter",
+    "adapters",
+    "build_loss",
+    "build_momentum",
+    "build_queue",
+    "build_views",
+    "dataset_factory",
+    "datasets",
+    "list_plugins",
+    "manager",
+    "method_factory",
+    "methods",
+    "register",
+    "report_sections",
+    "unregister",
+]
