@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 _CIFAR = "-cifar"
+#: torchvision's four names for the classifier of a model.
+HEADS = ("fc", "classifier", "head", "heads")
 
 
 class ConvNet(nn.Sequential):
@@ -57,7 +59,9 @@ def build_backbone(
         pretrained: start from the weights that the library downloads.
 
     Returns:
-        (backbone, D): a module (N, C, H, W) -> (N, D).
+        (backbone, D): a module (N, C, H, W) -> (N, D). The names in its state dict are the library's own: they load with
+        ``strict=True`` into torchvision's model once its classifier (``fc``, ``classifier``, ``head`` or ``heads``, all of
+        it) is an ``nn.Identity()``, and into ``timm.create_model(name, num_classes=0)``.
 
     Raises:
         LookupError: no library has a model called ``name``; the message lists what there is.
@@ -141,13 +145,13 @@ def _change_channels(model: nn.Module, channels: int) -> None:
 
 
 def _without_head(model: nn.Module, name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
-    for head in ("fc", "classifier", "head", "heads"):  # torchvision's four names for it
+    for head in HEADS:
         if hasattr(model, head):
-            setattr(model, head, nn.Identity())
+            # Flatten has no weights, and convnets whose classifier pools or flattens still return (N, D).
+            setattr(model, head, nn.Flatten())
             break
     else:
         raise ValueError(f"backbone={name!r}: do not know which part of it is the classifier; try timm/{name}")
-    model = nn.Sequential(model, nn.Flatten())
     return model, _width(model, name, channels, image_size)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from moco_plugins.backbones import ConvNet, build_backbone
+from moco_plugins.backbones import HEADS, ConvNet, build_backbone
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,43 @@ def test_width_is_what_the_backbone_returns(name: str, channels: int, size: int)
     assert backbone(torch.rand(2, channels, size, size)).shape == (2, width)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "resnet50", "vit_b_32", "convnext_tiny", "mobilenet_v3_small"])
+def test_weights_load_into_torchvisions_model_without_its_head(name: str) -> None:
+    from torchvision import models
+
+    backbone, width = build_backbone(name, 3, 64)
+    theirs = models.get_model(name, weights=None, **({"image_size": 64} if name.startswith("vit") else {}))
+    (head,) = (part for part in HEADS if hasattr(theirs, part))
+    setattr(theirs, head, torch.nn.Identity())
+    theirs.load_state_dict(backbone.state_dict(), strict=True)
+    backbone.load_state_dict(theirs.state_dict(), strict=True)
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(theirs.eval()(images).flatten(1), backbone.eval()(images))
+        assert backbone(images).shape == (2, width)
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "convnext_atto"])
+def test_weights_load_into_timms_model_without_its_head(name: str) -> None:
+    timm = pytest.importorskip("timm")
+    backbone, _ = build_backbone(f"timm/{name}", 3, 64)
+    theirs = timm.create_model(name, num_classes=0, **({"img_size": 64} if name.startswith("vit") else {}))
+    theirs.load_state_dict(backbone.state_dict(), strict=True)
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(theirs.eval()(images), backbone.eval()(images))
+
+
+def test_resnet_with_a_small_stem_has_torchvisions_names() -> None:
+    from torchvision.models import resnet18
+
+    backbone, _ = build_backbone("resnet18-cifar", 3, 32)
+    theirs = resnet18()
+    theirs.conv1 = torch.nn.Conv2d(3, 64, 3, 1, 1, bias=False)
+    theirs.fc = torch.nn.Identity()
+    theirs.load_state_dict(backbone.state_dict(), strict=True)
+
+
 def test_convnet_is_three_convolutions_and_a_two_by_two_pool() -> None:
     backbone = ConvNet(1)
     convolutions = [m for m in backbone if isinstance(m, torch.nn.Conv2d)]
@@ -40,7 +77,7 @@ def test_cifar_stem_keeps_the_resolution() -> None:
     cifar, _ = build_backbone("resnet18-cifar", 3, 64)
     sizes = []
     for backbone in (plain, cifar):
-        backbone[0].layer1.register_forward_hook(lambda _m, _i, output: sizes.append(output.shape[-1]))
+        backbone.layer1.register_forward_hook(lambda _m, _i, output: sizes.append(output.shape[-1]))
         backbone(torch.rand(2, 3, 64, 64))
     assert sizes == [16, 64]
 
@@ -48,8 +85,8 @@ def test_cifar_stem_keeps_the_resolution() -> None:
 def test_trying_the_width_leaves_no_trace() -> None:
     torch.manual_seed(0)
     backbone, _ = build_backbone("resnet18-cifar", 3, 32)
-    assert int(backbone[0].bn1.num_batches_tracked) == 0
-    assert float(backbone[0].bn1.running_mean.abs().max()) == 0
+    assert int(backbone.bn1.num_batches_tracked) == 0
+    assert float(backbone.bn1.running_mean.abs().max()) == 0
 
 
 def test_unknown_name_lists_what_there_is() -> None:

@@ -199,6 +199,17 @@ def test_the_trained_backbone_is_kept_and_nothing_else_that_is_large(tmp_path: P
         assert knn_accuracy(*train, *test) == record["knn_top1"]
 
 
+def test_the_kept_backbone_loads_into_the_library_it_comes_from(tmp_path: Path, small: Make) -> None:
+    from torchvision.models import resnet18
+
+    bench(small(backbone="resnet18", epochs=1), tmp_path, Quiet())
+    theirs = resnet18()
+    theirs.conv1 = torch.nn.Conv2d(1, 64, 7, 2, 3, bias=False)  # grey images
+    theirs.fc = torch.nn.Identity()
+    kept = torch.load(tmp_path / "runs" / "moco-v2-seed0-lightning" / "backbone.pt", weights_only=True)
+    theirs.load_state_dict(kept["state_dict"], strict=True)
+
+
 def test_nan_stops_that_run(tmp_path: Path, small: Make) -> None:
     settings = small(methods=("fails", "moco-v2"), method_options={"fails": {"how": "nan", "at": 5}})
     failed, good = bench(settings, tmp_path, Quiet()).runs
