@@ -131,7 +131,7 @@ def list_plugins() -> list[PluginInfo]:
         distribution, version = own if ours else sources.get(name, ("registered by hand", ""))
         hooks = tuple(sorted(caller.name for caller in pm.get_hookcallers(plugin) or ()))
         infos.append(PluginInfo(name, distribution, version, hooks))
-    return sorted(infos, key=lambda info: info.name)
+    return sorted(infos, key=lambda info: (info.name != "builtin", info.name))
 
 
 def _each(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
@@ -168,12 +168,14 @@ def _who_builds(hook: str) -> str:
             f"No plugin with {hook} is loaded, not even the built-in one: unless MOCO_PLUGINS_BLOCK keeps it out, the "
             "installed package is older than this code. Install it again: pip install moco-plugins, or pip install -e ."
         )
-    told = [f"{name} ({builder})" for builder in builders for name in part_names(builder, hook)]
-    others = [builder for builder in builders if not part_names(builder, hook)]
-    return (
-        f"There are (plugin in brackets): {', '.join(told) or 'none'}; other plugins with {hook}, whose documentation has "
-        f"their names: {', '.join(others) or 'none'}"
+    names = {builder: part_names(builder, hook) for builder in builders}
+    told = "; ".join(
+        f"{'Built in' if name == 'builtin' else f'From plugin {name}'}: {', '.join(parts)}"
+        for name, parts in names.items()
+        if parts
     )
+    others = ", ".join(name for name, parts in names.items() if not parts) or "none"
+    return f"{told}; other plugins with {hook}, whose documentation has their names: {others}"
 
 
 def _twice(kind: str, name: str, plugin_names: list[str]) -> str:

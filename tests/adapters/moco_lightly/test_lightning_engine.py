@@ -227,8 +227,8 @@ def test_is_quiet(tmp_path):
     script = """
         import pathlib, sys, torch
         from torch import nn
-        from moco_plugins import MoCo, distributed, plugins
-        from moco_plugins.engine import TrainingJob
+        from moco_plugins import MoCo, plugins
+        from moco_plugins.hooks.engine import TrainingJob
         torch.set_num_threads(1)
         data = [([torch.rand(8), torch.rand(8)], 0) for _ in range(32)]
         moco = MoCo(nn.Linear(8, 8), 8, queue_size=16, projection_dim=4)

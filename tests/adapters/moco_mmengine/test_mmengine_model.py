@@ -57,7 +57,7 @@ class ProjectionNeck(nn.Module):
 def build(backbone, **options):
     torch.manual_seed(0)
     kind = options.pop("type", "moco_plugins.MoCo")
-    options = {"queue_size": 32, **options} if kind.lower().startswith("moco_plugins.core.moco") else options
+    options = {"queue_size": 32, **options} if kind.lower().startswith("moco_plugins.moco") else options
     return MODELS.build({"type": kind, "backbone": backbone, **options})
 
 

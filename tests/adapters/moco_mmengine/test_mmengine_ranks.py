@@ -113,9 +113,9 @@ def test_other_launchers_find_their_place_without_a_gpu(launcher, tmp_path, monk
 JOB = """
 import os, pathlib, sys, torch
 from moco_plugins import MoCo, plugins
-from moco_plugins.bench.loader import make_loader
+from moco_plugins.data.loader import make_loader
 from moco_plugins.datasets import digits
-from moco_plugins.engine import TrainingJob
+from moco_plugins.hooks.engine import TrainingJob
 
 class Mirror:
     batched = True

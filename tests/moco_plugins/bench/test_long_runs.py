@@ -32,10 +32,10 @@ from moco_plugins.bench.report.merge import merged
 from moco_plugins.bench.report.page import gather, write_report
 from moco_plugins.bench.results import Results
 from moco_plugins.bench.run.lengths import Length, length_for
-from moco_plugins.bench.run.one_run import _job, thinned
+from moco_plugins.bench.run.one_run import thinned
 from moco_plugins.bench.run.progress import Quiet
 from moco_plugins.bench.run.recipe import build_loader, views_name
-from moco_plugins.bench.run.set_up import build_method
+from moco_plugins.bench.run.set_up import build_method, set_up
 from moco_plugins.data.arrays import ImageArray
 from moco_plugins.data.loader import make_loader
 from moco_plugins.hooks import manager as plugins
@@ -58,8 +58,9 @@ COMMAND = [
 #: A plugin with a method whose loss is NaN in the third step, on the first rank only.
 SHORT_LIVED = """
 import torch
-from moco_plugins import distributed, hookimpl
-from moco_plugins.moco import MoCo
+from moco_plugins import hookimpl
+from moco_plugins.core.moco import MoCo
+from moco_plugins.steps import distributed
 
 class ShortLived(MoCo):
     def forward(self, views):
@@ -141,12 +142,12 @@ def test_budgets_become_a_length(
     engine = plugins.adapter(name).engine
     assert engine is not None
     for run in plan(settings):
-        loader = build_loader(settings, data, run.method, 0)
-        method, backbone = build_method(run, settings, data, loader)
+        folder = tmp_path / run.method
+        built = set_up(run, settings, data, folder)
+        loader, method = built.loader, built.method
         before = {name: value.clone() for name, value in method.state_dict().items()}
         random_before = torch.get_rng_state()
-        folder = tmp_path / run.method
-        length = length_for(Budget.parse(budget), _job(run, settings, loader, method, folder), engine, backbone)
+        length = length_for(Budget.parse(budget), built.job, engine, built.backbone)
         assert length == expected[run.method]
         assert all(torch.equal(value, method.state_dict()[name]) for name, value in before.items())
         assert torch.equal(random_before, torch.get_rng_state())
