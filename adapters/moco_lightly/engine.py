@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from moco_plugins.data.seeding import restore_random_state, saved_random_state, seed_everything
 from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome
 from moco_plugins.steps import distributed
 
 from .frameworks import lightning
-from .randomness import random_state, restore_random_state, seed_everything
 
 #: The one checkpoint of a job, replaced after each epoch.
 CHECKPOINT = "last.ckpt"
@@ -156,7 +156,7 @@ def _module_class(pl: Any) -> Any:
             )
 
         def on_train_epoch_end(self) -> None:
-            before = random_state()
+            before = saved_random_state()
             modes = {module: module.training for module in self.method.modules()}
             distributed.on_first_rank(lambda: self.job.on_epoch(self.trainer.current_epoch + 1), self.device)
             for module, mode in modes.items():
@@ -165,7 +165,7 @@ def _module_class(pl: Any) -> Any:
             self.trainer.save_checkpoint(self.job.folder / CHECKPOINT)
 
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["random_state"] = random_state()
+            checkpoint["random_state"] = saved_random_state()
 
         def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             self._random, self.first_step = checkpoint["random_state"], checkpoint["global_step"]

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
-import random
 from typing import Any
 
-import numpy as np
-import torch
 from mmengine.dataset import worker_init_fn
 from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from torch import nn
 
-from moco_plugins.data.seeding import key
+from moco_plugins.data.seeding import key, seed_everything
 
 from .checkpoints import check_fits
 from .models import MethodModel
@@ -49,7 +46,7 @@ class MethodHook(Hook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Seed the epoch, in worker processes too: MMEngine would give them the same random numbers every epoch."""
-        seed_everything(runner.seed, "epoch", runner.epoch)
+        seed_rank(runner.seed, "epoch", runner.epoch)
         loader = runner.train_dataloader
         if getattr(loader.worker_init_fn, "func", None) in (worker_init_fn, _seed_worker):
             loader.worker_init_fn = functools.partial(_seed_worker, (runner.seed, "epoch", runner.epoch, get_rank()))
@@ -57,7 +54,7 @@ class MethodHook(Hook):
     def before_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None) -> None:
         """Seed the step of an iteration-based loop; epochs are resumed at their start only."""
         if hasattr(runner.train_loop, "dataloader_iterator"):
-            seed_everything(runner.seed, "step", runner.iter)
+            seed_rank(runner.seed, "step", runner.iter)
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume from what does not fit."""
@@ -83,7 +80,7 @@ class MethodHook(Hook):
 
 
 def _seed_worker(parts: tuple[Any, ...], worker: int) -> None:
-    seed_everything(*parts, worker)
+    seed_rank(*parts, worker)
 
 
 class _SeededBatches:
@@ -96,17 +93,14 @@ class _SeededBatches:
         return self
 
     def __next__(self) -> Any:
-        seed_everything(self.seed, "batch", self.place)
+        seed_rank(self.seed, "batch", self.place)
         self.place += 1
         return next(self.batches)
 
 
-def seed_everything(*parts: object) -> None:
+def seed_rank(*parts: object) -> None:
     """Seed random, numpy and torch for this rank, from several things."""
-    seed = key(*parts, get_rank())
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
+    seed_everything(key(*parts, get_rank()))
 
 
 def unwrapped(model: nn.Module) -> Any:
