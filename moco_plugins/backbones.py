@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 import re
 from typing import Any
 
@@ -68,7 +69,7 @@ def build_backbone(
         ValueError: the model cannot take such images, or has no weights to download.
     """
     for argument, value in (("channels", channels), ("image_size", image_size)):
-        if not isinstance(value, int) or value < 1:
+        if not isinstance(value, numbers.Integral) or value < 1:
             raise ValueError(f"{argument}={value!r} must be a whole number of at least 1")
     if name == "convnet":
         if pretrained:

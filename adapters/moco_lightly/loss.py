@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ class MoCoLoss(QueueLoss):
 
 
 def _bank_size(size: Any) -> tuple[int, int]:
-    if isinstance(size, int):
+    if isinstance(size, numbers.Integral):
         if size == 0:
             raise ValueError(
                 "memory_bank_size=0 means no queue, and MoCo's loss is one with a queue; for negatives of the batch alone "
@@ -57,6 +58,6 @@ def _bank_size(size: Any) -> tuple[int, int]:
             f"memory_bank_size={size} does not say how wide a key is; write memory_bank_size=({size}, dim)"
         )
     pair = tuple(size)
-    if len(pair) != 2 or not all(isinstance(n, int) and n >= 1 for n in pair):
+    if len(pair) != 2 or not all(isinstance(n, numbers.Integral) and int(n) >= 1 for n in pair):
         raise ValueError(f"memory_bank_size={size!r} must be (number of keys, their dimension), both at least 1")
-    return pair
+    return int(pair[0]), int(pair[1])

@@ -3,13 +3,45 @@
 from __future__ import annotations
 
 import copy
+import numbers
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .momentum import value_at
 from .variants import Variant
+
+
+def whole_number(name: str, value: Any, least: int = 1) -> int:
+    """Return a whole number, numpy's as well, as an int.
+
+    Raises:
+        ValueError: it is not one of at least ``least``.
+    """
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least {least}")
+    return int(value)
+
+
+def queue_advice(queue_size: int, images: int) -> str | None:
+    """What to say of a queue of K keys over a data set of N images; None where it is smaller than the data set.
+
+    An image is seen once an epoch, so a queue of K >= N keys holds its key of the epoch before: the image is its own
+    negative. With a new shuffle each epoch the gap between two visits is 1 to 2 N steps of one image, and K = N / 4, to
+    which the advice rounds down, leaves that to K^2 / (2 N^2) = 3 % of the images.
+
+    Args:
+        queue_size: K; 0 for none.
+        images: N, images of an epoch, of all processes.
+    """
+    if not 0 < images <= queue_size:
+        return None
+    return (
+        f"queue_size={queue_size} is as large as the data set of {images} images or larger, so the queue holds each image's "
+        f"own key of the epoch before, as a negative. Try queue_size={1 << max(0, (images // 4).bit_length() - 1)}"
+    )
 
 
 def check_settings(settings: Variant, backbone: object, bn_buffers: str, **whole: int) -> None:
@@ -33,8 +65,7 @@ def check_settings(settings: Variant, backbone: object, bn_buffers: str, **whole
         "projection_layers": settings.projection_layers,
     }
     for name, value in whole.items():
-        if not isinstance(value, int) or value < least.get(name, 1):
-            raise ValueError(f"{name}={value!r} must be a whole number of at least {least.get(name, 1)}")
+        whole_number(name, value, least.get(name, 1))
     if not settings.queue_size and not settings.in_batch_negatives:
         raise ValueError(
             "queue_size=0 leaves nothing to contrast with; give a queue_size of at least 1, or in_batch_negatives=True"

@@ -7,6 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 
+#: What torchvision and timm call the classifier at the end of a model.
+_CLASSIFIERS = ("fc", "classifier", "head", "heads", "head_dist", "last_linear")
+
+
 class Encoder(nn.Module):
     """Backbone, then projection head; the output is not normalised.
 
@@ -37,7 +41,7 @@ class Encoder(nn.Module):
             elif features.shape[0] != images.shape[0]:
                 cure = "it must return one row for each image"
             else:
-                cure = f"pass feature_dim={features.shape[1]}"
+                cure = _classifier(self.backbone, features.shape[1]) or f"pass feature_dim={features.shape[1]}"
             raise ValueError(
                 f"backbone returned shape {tuple(features.shape)} and feature_dim={self.feature_dim} asks for {expected}; "
                 f"{cure}"
@@ -47,3 +51,15 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return the projections (N, projection_dim)."""
         return self.projector(self.features(images))
+
+
+def _classifier(backbone: nn.Module, width: int) -> str | None:
+    """The cure where the backbone ends in a classifier, whose logits are no features; None where it does not."""
+    for name, layer in backbone.named_modules():
+        if isinstance(layer, nn.Linear) and layer.out_features == width and name.partition(".")[0] in _CLASSIFIERS:
+            return (
+                f"it ends in a classifier, {name}: its {width} outputs are logits. Take it away, backbone."
+                f"{name} = torch.nn.Identity() and feature_dim={layer.in_features}, or build the backbone without one: "
+                "moco_plugins.backbones.build_backbone(name)"
+            )
+    return None

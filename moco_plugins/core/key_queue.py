@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .checks import whole_number
+
 _STATE = ("keys", "ptr", "filled", "skipped")
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -47,9 +49,7 @@ class KeyQueue(nn.Module):
 
     def __init__(self, size: int, dim: int, fill: str = "random", resize: str = "error") -> None:
         super().__init__()
-        for name, value in (("size", size), ("dim", dim)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        size, dim = whole_number("size", size), whole_number("dim", dim)
         if fill not in ("random", "empty"):
             raise ValueError(f"fill={fill!r} must be 'random' or 'empty'")
         if resize not in ("error", "keep_newest"):

@@ -6,6 +6,7 @@ authors' CIFAR-10 demonstration and Chen & He 2021, arXiv:2011.10566, table 4. v
 
 from __future__ import annotations
 
+import numbers
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -78,7 +79,12 @@ def settle(variant: str, **given: Any) -> Variant:
     """The variant's settings with those that are given (not None) in their place."""
     if variant not in VARIANTS:
         raise ValueError(f"variant={variant!r} is not one of {', '.join(VARIANTS)}")
-    return replace(VARIANTS[variant], **{name: value for name, value in given.items() if value is not None})
+    return replace(VARIANTS[variant], **{name: _plain(value) for name, value in given.items() if value is not None})
+
+
+def _plain(value: Any) -> Any:
+    """numpy's whole numbers are ours: what is saved and shown has no trace of them."""
+    return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
 
 
 def projection_head(in_dim: int, hidden_dim: int, out_dim: int, layers: int, batch_norm: bool) -> nn.Sequential:

@@ -127,8 +127,7 @@ def list_plugins() -> list[PluginInfo]:
     for name, plugin in pm.list_name_plugin():
         if plugin is None:  # blocked
             continue
-        ours = getattr(plugin, "__name__", "").startswith(f"{specs.PROJECT}.")
-        distribution, version = own if ours else sources.get(name, ("registered by hand", ""))
+        distribution, version = own if _is_ours(plugin) else sources.get(name, ("registered by hand", ""))
         hooks = tuple(sorted(caller.name for caller in pm.get_hookcallers(plugin) or ()))
         infos.append(PluginInfo(name, distribution, version, hooks))
     return sorted(infos, key=lambda info: (info.name != "builtin", info.name))
@@ -143,8 +142,17 @@ def _each(hook: str, **arguments: Any) -> list[tuple[str, Any]]:
         callers = pm.get_hookcallers(plugin) if plugin is not None else None
         if any(caller.name == hook for caller in callers or ()):
             only = pm.subset_hook_caller(hook, [other for other in everybody if other is not plugin])
-            answers += [(name, answer) for answer in only(**arguments) if answer is not None]
+            try:
+                answers += [(name, answer) for answer in only(**arguments) if answer is not None]
+            except Exception as error:
+                if _is_ours(plugin):
+                    raise
+                raise PluginError(f"plugin {name!r}: its {hook} raised {type(error).__name__}: {error}") from error
     return answers
+
+
+def _is_ours(plugin: object) -> bool:
+    return getattr(plugin, "__name__", "").startswith(f"{specs.PROJECT}.")
 
 
 def _build(hook: str, kind: str, name: str, **arguments: Any) -> Any:

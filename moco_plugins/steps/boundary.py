@@ -42,6 +42,7 @@ class StepBoundary:
         self.sharded = False
         self.passes = 0  # forward passes since the last step, alike on all ranks whatever is let go
         self._foreign_steps = 0
+        self._in_use = False  # a forward pass since the last foreign step
         self._owned: set[str] = set()
 
     @property
@@ -66,6 +67,7 @@ class StepBoundary:
         item = _Staged(tuple(key.detach().clone() for key in keys))
         self._staged.append(item)
         self.passes += 1
+        self._in_use = True
         while len(self._staged) > 1 and sum(len(kept.keys[0]) for kept in self._staged[1:]) >= limit:
             del self._staged[0]
         loss.register_hook(lambda grad: setattr(item, "state", _IN_BACKWARD))
@@ -90,9 +92,14 @@ class StepBoundary:
         return [item.keys for item in staged]
 
     def foreign_step(self) -> bool:
-        """Count a step, while keys wait, of an optimiser that owns no parameter of interest; True: report it now."""
-        self._foreign_steps += 1
-        return self.steps == 0 and self._foreign_steps == FOREIGN_STEPS
+        """Count a step, while keys wait, of an optimiser that owns no parameter of interest; True: report it now.
+
+        Only steps after a forward pass of ours count: a model whose loop was interrupted is not to speak while another
+        one trains.
+        """
+        self._foreign_steps += self._in_use
+        in_use, self._in_use = self._in_use, False
+        return in_use and self.steps == 0 and self._foreign_steps == FOREIGN_STEPS
 
     def own(self, names: Iterable[str]) -> None:
         """Remember trainable parameters that the optimiser of a step owns; only asked for in the first steps."""

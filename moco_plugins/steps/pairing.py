@@ -23,14 +23,37 @@ def pair_buffers(query: nn.Module, key: nn.Module) -> list[tuple[str, Tensor, Te
     return _pair(dict(query.named_buffers()), dict(key.named_buffers()), "buffers")
 
 
+#: What wrappers put into the names of a module's tensors: torch.compile, DDP and the like, FSDP, checkpointing.
+_WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
+
 def _pair(queries: dict[str, Any], keys: dict[str, Any], what: str) -> list[tuple[str, Any, Any]]:
+    if queries.keys() != keys.keys():
+        queries, keys = _unwrapped(queries), _unwrapped(keys)
     if queries.keys() != keys.keys():
         missing, extra = sorted(queries.keys() - keys.keys()), sorted(keys.keys() - queries.keys())
         raise ValueError(
             f"key_encoder: its {what} differ from the query encoder's: missing {missing[:5]}, extra {extra[:5]}; "
-            "both encoders must have the same architecture"
+            f"both encoders must have the same architecture{_CURE if _changed(missing, extra) else ''}"
         )
     return [(name, tensor, keys[name]) for name, tensor in queries.items()]
+
+
+_CURE = (
+    ". Parametrise layers and add adapters (LoRA) before MoCo is built around the backbone, so that the key encoder has "
+    "them too"
+)
+
+
+def _changed(missing: list[str], extra: list[str]) -> bool:
+    """Whether it looks as if one encoder had been parametrised, or had got adapters, after MoCo was built."""
+    return any("parametrizations" in name or "lora" in name.lower() for name in (*missing, *extra))
+
+
+def _unwrapped(tensors: dict[str, Any]) -> dict[str, Any]:
+    """The same tensors by the names they have without wrappers."""
+    plain = {".".join(part for part in name.split(".") if part not in _WRAPPERS): t for name, t in tensors.items()}
+    return plain if len(plain) == len(tensors) else tensors
 
 
 @torch.no_grad()
