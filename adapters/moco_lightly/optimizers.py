@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from .frameworks import lightly
+from moco_plugins.core.lars import LARS
 
 OPTIMIZERS = ("sgd", "adamw", "lars")
 SCHEDULES = ("cosine", "constant")
@@ -66,13 +66,12 @@ class Recipe:
 
     def build_optimizer(self, module: nn.Module, global_batch: int | None) -> Optimizer:
         """Build the optimiser of a module's trainable parameters."""
-        groups = parameter_groups(module, self.weight_decay, self.decay_all)
+        groups = parameter_groups(module, self.weight_decay, self.decay_all and self.optimizer != "lars")
         lr = self.scaled_lr(global_batch)
         if self.optimizer == "adamw":
             return AdamW(groups, lr=lr)
         if self.optimizer == "lars":
-            lars: Optimizer = lightly("utils.lars").LARS(groups, lr=lr, momentum=self.sgd_momentum)
-            return lars
+            return LARS(groups, lr=lr, momentum=self.sgd_momentum)
         return SGD(groups, lr=lr, momentum=self.sgd_momentum)
 
     def build_schedule(self, optimizer: Optimizer, total: int, warmup: int) -> LambdaLR:
@@ -91,11 +90,12 @@ class Recipe:
 def parameter_groups(module: nn.Module, weight_decay: float, decay_all: bool) -> list[dict[str, Any]]:
     """Split the trainable parameters into those that decay and those that do not.
 
-    With ``decay_all`` all decay, as in the paper. Otherwise biases and the weights of normalisation layers, which are the
-    parameters of fewer than two dimensions, do not.
+    With ``decay_all`` all weights decay, as in the paper. Otherwise biases and the weights of normalisation layers, which
+    are the parameters of fewer than two dimensions, do not. A temperature, of no dimension, never does.
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
-    decaying = [p for p in trainable if decay_all or p.ndim >= 2]
-    others = [p for p in trainable if not (decay_all or p.ndim >= 2)]
+    least = 1 if decay_all else 2
+    decaying = [p for p in trainable if p.ndim >= least]
+    others = [p for p in trainable if p.ndim < least]
     groups = [{"params": decaying, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]

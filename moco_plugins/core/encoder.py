@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-
 #: What torchvision and timm call the classifier at the end of a model.
 _CLASSIFIERS = ("fc", "classifier", "head", "heads", "head_dist", "last_linear")
 

@@ -131,8 +131,8 @@ class MoCo(nn.Module):
         checks.check_settings(
             settings, backbone, bn_buffers, feature_dim=feature_dim, bn_splits=bn_splits, drift_probe=drift_probe
         )
-        self.settings, self.feature_dim, self.variant = settings, feature_dim, variant
-        self.bn_splits, self.bn_buffers = bn_splits, bn_buffers
+        self.settings, self.feature_dim, self.variant = settings, int(feature_dim), variant
+        self.bn_splits, self.bn_buffers = int(bn_splits), bn_buffers
         self.gather_distributed, self.follow_optimizer, self.total_steps = (
             gather_distributed,
             follow_optimizer,

@@ -202,6 +202,7 @@ def test_a_foreign_optimizer_is_reported():
     for _ in range(2):
         ours(encoder(torch.randn(4, 8)), unit(4)).backward()
         wrong.step()
+    ours(encoder(torch.randn(4, 8)), unit(4)).backward()
     with pytest.warns(UserWarning, match="owns no parameter that the queries"):
         wrong.step()
     for _ in range(100):

@@ -180,6 +180,29 @@ def test_a_wrong_number_of_rows_is_not_cured_by_feature_dim() -> None:
     assert "pass feature_dim=16" not in str(caught.value)
 
 
+def test_a_backbone_that_ends_in_a_classifier_is_named_with_the_cure() -> None:
+    from torchvision.models import resnet18
+
+    images = [torch.rand(2, 3, 32, 32), torch.rand(2, 3, 32, 32)]
+    moco = build(backbone=resnet18(), feature_dim=512)
+    with pytest.raises(
+        ValueError, match=r"classifier, fc: its 1000 .*backbone\.fc = torch\.nn\.Identity.*build_backbone"
+    ):
+        moco(images)
+    moco = build(backbone=resnet18(), feature_dim=512)
+    moco.query_encoder.backbone.fc = moco.key_encoder.backbone.fc = nn.Identity()  # the cure
+    assert torch.isfinite(moco(images))
+    with pytest.raises(ValueError, match=r"classifier, heads\.head.*feature_dim=768"):
+        _tiny_vit()(images)
+
+
+def _tiny_vit() -> MoCo:
+    from torchvision.models import VisionTransformer
+
+    vit = VisionTransformer(image_size=32, patch_size=16, num_layers=1, num_heads=2, hidden_dim=768, mlp_dim=8)
+    return build(backbone=vit, feature_dim=512)
+
+
 IMAGES = torch.randn(4, 3, 2, 2)
 
 

@@ -218,3 +218,22 @@ def test_with_the_oldest_pluggy_that_is_supported(tmp_path):
     )
     result = run(tmp_path, code)
     assert result.stdout.splitlines() == ["1.6.0 mine extra", "['lightning', 'mmengine'] True []"], result.stderr
+
+
+def test_a_hook_that_raises_is_reported_with_the_plugins_name():
+    class Plugin:
+        @hookimpl
+        def moco_build_loss(self, name):
+            raise KeyError("temprature")
+
+    plugins.register(Plugin(), "raises")
+    try:
+        with pytest.raises(
+            plugins.PluginError, match=r"plugin 'raises': its moco_build_loss raised KeyError: 'tempr"
+        ) as caught:
+            plugins.build_loss("info_nce", {})
+        assert isinstance(caught.value.__cause__, KeyError)
+    finally:
+        plugins.unregister("raises")
+    with pytest.raises(TypeError, match="temprature"):  # the built-in parts' own errors say enough
+        plugins.build_queue("ring", 8, 4, {"temprature": 1})

@@ -65,6 +65,17 @@ def test_training_with_an_optimiser_that_does_not_own_the_query_encoder_is_repor
     assert int(moco.queue.filled) == 0
 
 
+def test_only_a_model_that_is_still_used_speaks_of_foreign_steps() -> None:
+    interrupted, used = make(), make()
+    optimizer = torch.optim.SGD(used.parameters(), 0.1)
+    interrupted(small_views(6)).backward()  # and then Ctrl-C
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(8):
+            train_step(used, optimizer, small_views(6))
+    assert (interrupted.steps, used.steps) == (0, 8)
+
+
 @pytest.mark.parametrize(
     ("variant", "left_out"), [("v2", "query_encoder.backbone"), ("v2", "query_encoder.projector"), ("v3", "predictor")]
 )
