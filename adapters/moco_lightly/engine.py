@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,13 @@ from typing import Any
 import torch
 
 from moco_plugins.data.seeding import restore_random_state, saved_random_state, seed_everything
-from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome
+from moco_plugins.files import replacing
+from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome, begins_anywhere
 from moco_plugins.steps import distributed
 
 from .frameworks import lightning
 
-#: The one checkpoint of a job, replaced after each epoch.
+#: The one checkpoint of a job, replaced after each epoch and, where that is asked for, as minutes pass.
 CHECKPOINT = "last.ckpt"
 _PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true", "64": "64-true"}
 
@@ -41,8 +43,9 @@ def train(job: TrainingJob) -> TrainingOutcome:
         module = _module_class(pl)(job)
         if not resume:
             seed_everything(job.seed)
+        loader = module.loader = _loader(job, trainer)
         with _interruptible():
-            trainer.fit(module, _loader(job, trainer), ckpt_path=str(checkpoint) if resume else None)
+            trainer.fit(module, loader, ckpt_path=str(checkpoint) if resume else None)
     return TrainingOutcome(
         steps=trainer.global_step,
         steps_now=trainer.global_step - module.first_step,
@@ -93,7 +96,7 @@ def _loader(job: TrainingJob, trainer: Any) -> Any:
 
 
 class _Epochs:
-    """A loader that does nothing before its first batch is asked for.
+    """A loader that does nothing before its first batch is asked for, and can begin an epoch in its middle.
 
     Lightning makes the first iterator before it restores the state of the run: too early for the epoch, and for the
     random numbers that some loaders draw.
@@ -101,15 +104,17 @@ class _Epochs:
 
     def __init__(self, loader: Any, trainer: Any) -> None:
         self.loader, self.trainer = loader, trainer
+        self.first = 0  # the batch that the next epoch begins with
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
+        first, self.first = {"first": self.first} if self.first else {}, 0
         for name in ("batch_sampler", "sampler"):
             set_epoch = getattr(getattr(self.loader, name, None), "set_epoch", None)
             if set_epoch is not None:
-                set_epoch(self.trainer.current_epoch)
+                set_epoch(self.trainer.current_epoch, **first)
                 break
         yield from self.loader
 
@@ -123,6 +128,8 @@ def _module_class(pl: Any) -> Any:
             self.job = job
             self.method: Any = job.method
             self.first_step = 0
+            self.loader: Any = None
+            self._batch, self._saved = 0, time.monotonic()  # batches of this epoch that have been trained on
             self._losses: list[torch.Tensor] = []
             self._random: dict[str, Any] | None = None
 
@@ -151,9 +158,30 @@ def _module_class(pl: Any) -> Any:
                 return  # gradients accumulate
             self._steps_seen = self.trainer.global_step
             losses, self._losses = self._losses, []
-            distributed.on_first_rank(
-                lambda: self.job.on_step(self._steps_seen, sum(map(float, losses)) / len(losses)), self.device
-            )
+            within = batch_idx + 1 < self.trainer.num_training_batches and begins_anywhere(self.job.loader)
+            if distributed.on_first_rank(
+                lambda: self._report(sum(map(float, losses)) / len(losses), within), self.device
+            ):
+                self._batch = batch_idx + 1
+                self._save()
+
+        def _report(self, loss: float, within: bool) -> bool:
+            """Tell of a step; return whether a checkpoint is due."""
+            self.job.on_step(self._steps_seen, loss)
+            minutes = self.job.checkpoint_minutes
+            due = within and minutes is not None and time.monotonic() - self._saved >= 60 * minutes
+            if due:
+                self.job.on_checkpoint()
+            return due
+
+        def _save(self) -> None:
+            path = self.job.folder / CHECKPOINT
+            if distributed.rank() == 0:
+                with replacing(path) as partial:
+                    self.trainer.save_checkpoint(partial)
+            else:  # takes part, and writes nothing
+                self.trainer.save_checkpoint(path)
+            self._saved = time.monotonic()
 
         def on_train_epoch_end(self) -> None:
             before = saved_random_state()
@@ -162,13 +190,16 @@ def _module_class(pl: Any) -> Any:
             for module, mode in modes.items():
                 module.training = mode
             restore_random_state(before)  # looking at the method must not change its training
-            self.trainer.save_checkpoint(self.job.folder / CHECKPOINT)
+            self._batch = 0
+            self._save()
 
         def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-            checkpoint["random_state"] = saved_random_state()
+            checkpoint["random_state"], checkpoint["batch"] = saved_random_state(), self._batch
 
         def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
             self._random, self.first_step = checkpoint["random_state"], checkpoint["global_step"]
+            if checkpoint.get("batch"):
+                self.loader.first = checkpoint["batch"]
 
     return MethodModule
 
@@ -199,6 +230,7 @@ _WARNINGS = (
     ".*Checkpoint directory .* exists and is not empty.*",
     ".*The number of training batches.*is smaller than the logging interval.*",
     ".*srun.*command is available on your system but is not used.*",
+    ".*checkpoint that ended before the epoch ended.*",  # the loader goes on where it was
     ".*module\\(s\\) in eval mode at the start of training.*",
     ".*LeafSpec.*is deprecated.*",
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,20 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.runner import Runner
 from torch import nn
 
-from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome
+from moco_plugins.files import replacing, write_atomically
+from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome, begins_anywhere
 from moco_plugins.steps import distributed
 
 from .launch import join_processes
 from .models import MethodModel
 from .precision import AutocastOptimWrapper
 
+#: The checkpoint within an epoch, and the file that names the newest one, as MMEngine calls it.
+WITHIN, NEWEST = "within.pth", "last_checkpoint"
+
 
 def run_job(job: TrainingJob) -> TrainingOutcome:
-    """Train ``job.method`` in place, epoch by epoch, with a checkpoint after each."""
+    """Train ``job.method`` in place, epoch by epoch, with a checkpoint after each, and within where that is asked for."""
     options = dict(job.options)
     device = _device(job.device)
     launcher = join_processes(job.devices, job.num_nodes, device)
@@ -52,7 +57,7 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
             },
             "custom_hooks": [hook],
             "launcher": launcher,
-            "resume": job.resume and (job.folder / "last_checkpoint").exists(),
+            "resume": job.resume and (job.folder / NEWEST).exists(),
             "randomness": {"seed": job.seed},
             # Runners find their logger and message hub by this name.
             "experiment_name": f"{job.folder.name}-{uuid.uuid4().hex[:8]}",
@@ -64,7 +69,7 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
         steps=hook.steps,
         steps_now=hook.steps_now,
         log_folder=Path(runner.log_dir),
-        checkpoints=[job.folder / "last_checkpoint", *job.folder.glob("epoch_*.pth")],
+        checkpoints=[job.folder / NEWEST, job.folder / WITHIN, *job.folder.glob("epoch_*.pth")],
     )
 
 
@@ -130,6 +135,7 @@ class _JobHook(Hook):
     def __init__(self, job: TrainingJob, optimizer: torch.optim.Optimizer, counts: int) -> None:
         self.job, self.steps, self.steps_now, self.reported = job, 0, 0, 0
         self.losses: list[float] = []
+        self.batch, self.saved = 0, time.monotonic()  # batches of this epoch that have been trained on
         self.device = next(job.method.parameters()).device
         iterations = job.epochs * len(job.loader)  # type: ignore[arg-type]
         total = -(-iterations // counts)
@@ -146,31 +152,56 @@ class _JobHook(Hook):
             self.scheduler.step()
 
     def before_train_epoch(self, runner: Any) -> None:
-        """Choose the epoch's shuffle."""
+        """Choose the epoch's shuffle, and where it begins."""
         loader = runner.train_dataloader
+        first = {"first": self.batch} if self.batch else {}
         for sampler in (loader.batch_sampler, loader.sampler):
             if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(runner.epoch)
+                sampler.set_epoch(runner.epoch, **first)
                 return
 
     def after_train_iter(self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None) -> None:
         """Report the step, with the mean loss of the iterations it is made of."""
         self.losses.append(float(outputs["loss"].detach()))
+        self.batch += 1
         if self.steps > self.reported:
             self.reported, losses, self.losses = self.steps, self.losses, []
-            distributed.on_first_rank(lambda: self.job.on_step(self.steps, sum(losses) / len(losses)), self.device)
+            if distributed.on_first_rank(lambda: self._report(sum(losses) / len(losses)), self.device):
+                self._save(runner)
+
+    def _report(self, loss: float) -> bool:
+        """Tell of a step; return whether a checkpoint is due."""
+        self.job.on_step(self.steps, loss)
+        loader: Any = self.job.loader
+        minutes = self.job.checkpoint_minutes
+        within = self.batch < len(loader) and begins_anywhere(loader)
+        due = within and minutes is not None and time.monotonic() - self.saved >= 60 * minutes
+        if due:
+            self.job.on_checkpoint()
+        return due
+
+    def _save(self, runner: Any) -> None:
+        """Write a checkpoint within an epoch; the newest that is named is whole at any moment."""
+        path = self.job.folder / WITHIN
+        if distributed.rank() == 0:
+            with replacing(path) as partial:
+                runner.save_checkpoint(str(self.job.folder), partial.name, by_epoch=False)
+            write_atomically(self.job.folder / NEWEST, str(path))
+        self.saved = time.monotonic()
 
     def after_train_epoch(self, runner: Any) -> None:
         """Report the epoch."""
+        self.batch, self.saved = 0, time.monotonic()
         distributed.on_first_rank(lambda: self.job.on_epoch(runner.epoch + 1), self.device)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add the schedule and the counter."""
         schedule = self.scheduler.state_dict() if self.scheduler is not None else None
-        checkpoint["job"] = {"steps": self.steps, "schedule": schedule}
+        checkpoint["job"] = {"steps": self.steps, "schedule": schedule, "batch": self.batch}
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Take them back."""
         self.steps = self.reported = checkpoint["job"]["steps"]
+        self.batch = checkpoint["job"]["batch"]
         if self.scheduler is not None:
             self.scheduler.load_state_dict(checkpoint["job"]["schedule"])

@@ -89,6 +89,13 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     how.add_argument("--nodes", dest="num_nodes", type=int, default=1, metavar="N")
     how.add_argument("--precision", default="32", help="32, bf16-mixed, 16-mixed")
     how.add_argument("--workers", type=int, default=0, metavar="N", help="processes that load images")
+    how.add_argument(
+        "--checkpoint-minutes",
+        type=float,
+        default=5.0,
+        metavar="N",
+        help="at most what a stopped run loses; default: 5 (and at each epoch's end)",
+    )
     how.add_argument("--out", type=Path, default=Path("bench"), metavar="DIR", help="default: bench")
     how.add_argument(
         "--progress", choices=("bar", "quiet", "json"), default="bar", help="json: one event a line, on stderr"

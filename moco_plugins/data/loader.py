@@ -48,12 +48,12 @@ class EpochBatches(Sampler[list[int]]):
             raise ValueError(
                 f"batch_size={batch_size} is larger than the training set of {size} images; use at most {size}"
             )
-        self.size, self.batch_size, self.seed, self.epoch = size, batch_size, seed, 0
+        self.size, self.batch_size, self.seed, self.epoch, self.first = size, batch_size, seed, 0, 0
         self.sampler = self  # both Lightning and MMEngine look here for set_epoch
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the shuffle; epochs count from 0."""
-        self.epoch = epoch
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Choose the shuffle; epochs count from 0. ``first`` is the batch to begin with, where an epoch is resumed."""
+        self.epoch, self.first = epoch, first
 
     def __len__(self) -> int:
         whole = self.size // self.batch_size
@@ -66,7 +66,7 @@ class EpochBatches(Sampler[list[int]]):
         share = self.batch_size // ranks
         generator = torch.Generator().manual_seed(key(self.seed, "order", self.epoch))
         order = torch.randperm(self.size, generator=generator)
-        for number in range(len(self)):
+        for number in range(self.first, len(self)):
             start = number * self.batch_size + rank * share
             yield Place(order[start : start + share].tolist(), self.epoch, number, rank)
 
@@ -126,7 +126,7 @@ class StepLoader(DataLoader[Any]):
         epoch, rank = batches.epoch, distributed.rank()
         if self.on_start is not None:
             self.on_start()
-        for number, (views, labels, indices) in enumerate(super().__iter__()):
+        for number, (views, labels, indices) in enumerate(super().__iter__(), start=batches.first):
             torch.manual_seed(key(batches.seed, "step", epoch, number, rank))
             if self.on_batch is not None:
                 self.on_batch(indices)

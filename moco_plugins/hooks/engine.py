@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,9 @@ class TrainingJob:
     folder: Path
     #: Continue from the newest checkpoint in ``folder`` where there is one.
     resume: bool = True
+    #: Besides the end of each epoch, keep a checkpoint within it whenever so many minutes have passed since the last one;
+    #: None: no. Needs a loader whose ``batch_sampler.set_epoch(epoch, first)`` can begin at the batch ``first``.
+    checkpoint_minutes: float | None = None
     device: str = "auto"
     devices: int = 1
     num_nodes: int = 1
@@ -41,8 +45,16 @@ class TrainingJob:
     on_step: Callable[[int, float], None] = lambda step, loss: None
     #: Called on rank 0 after each epoch with the epoch counted from 1; the method is unwrapped and may be evaluated.
     on_epoch: Callable[[int], None] = lambda epoch: None
+    #: Called on rank 0 before each checkpoint within an epoch, for whoever has to keep something with it.
+    on_checkpoint: Callable[[], None] = lambda: None
     #: Further options of the engine itself, handed through as they are (Trainer arguments, Runner config).
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def begins_anywhere(loader: Any) -> bool:
+    """Whether the epochs of a loader can begin at any batch, so that a job can be resumed in their middle."""
+    set_epoch = getattr(getattr(loader, "batch_sampler", None), "set_epoch", None)
+    return set_epoch is not None and "first" in inspect.signature(set_epoch).parameters
 
 
 @dataclass

@@ -93,20 +93,24 @@ def warn_once_on_first_rank(message: str) -> None:
         warnings.warn(message, stacklevel=3)
 
 
-def on_first_rank(action: Callable[[], None], device: torch.device) -> None:
+def on_first_rank(action: Callable[[], object], device: torch.device) -> bool:
     """Carry out ``action`` on the first rank; where it raises, all ranks do, so that none waits for the others.
+
+    Returns on all ranks whether it returned something true.
 
     Raises:
         RuntimeError: on the other ranks; on the first it is what the action raised.
     """
     error: BaseException | None = None
+    told = False
     if rank() == 0:
         try:
-            action()
+            told = bool(action())
         except BaseException as raised:
             error = raised
-    stopped = number_of_first(int(error is not None), device)
+    outcome = number_of_first(2 if error is not None else int(told), device)
     if error is not None:
         raise error
-    if stopped:
+    if outcome == 2:
         raise RuntimeError("the first process has stopped; its error says why")
+    return outcome == 1

@@ -28,6 +28,7 @@ _LEAST: dict[str, float] = {
     "workers": 0,
     "image_size": 8,
     "weight_decay": 0,
+    "checkpoint_minutes": 0,
 }
 
 #: How many of its numbers an engine computes in half precision.

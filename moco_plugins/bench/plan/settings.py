@@ -19,6 +19,7 @@ _FREE = (
     "sweep",
     "ablation",
     "workers",
+    "checkpoint_minutes",
 )
 
 
@@ -56,6 +57,7 @@ class Settings:
     num_nodes: int = 1
     precision: str = "32"
     workers: int = 0
+    checkpoint_minutes: float = 5.0
     pretrained: bool = False
     tensorboard: bool = False
 

@@ -90,6 +90,7 @@ def _try(job: TrainingJob, engine: Engine, backbone: nn.Module) -> tuple[float, 
             num_nodes=1,
             on_step=on_step,
             on_epoch=lambda epoch: None,
+            checkpoint_minutes=None,
         )
         engine(trial)
     seconds = (times[-1] - times[_WARM_UP - 1]) / (len(times) - _WARM_UP)

@@ -81,6 +81,7 @@ def _job(run: RunPlan, settings: Settings, loader: StepLoader, method: Any, fold
         num_nodes=settings.num_nodes,
         precision=settings.precision,
         seed=key(run.seed, "engine") % 2**31,
+        checkpoint_minutes=settings.checkpoint_minutes,
     )
 
 

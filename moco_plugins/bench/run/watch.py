@@ -96,8 +96,7 @@ class Watch:
 
     def on_epoch(self, epoch: int) -> None:
         """Evaluate now and then, save what is known."""
-        if self._since is not None:
-            self.seconds += time.perf_counter() - self._since
+        self._count_seconds()
         shown = epoch if self.share == 1 else round(epoch * self.share, 3)
         self.curve = [point for point in self.curve if point["epoch"] < shown]
         if epoch == self.epochs or epoch % -(-self.epochs // CURVE_POINTS) == 0:
@@ -109,9 +108,22 @@ class Watch:
                     if name != "loss":  # each step has written its own
                         self._board.add_scalar(name, value, len(self.losses))
                 self._board.flush()
+        self._save()
+        self._since = time.perf_counter()
+
+    def on_checkpoint(self) -> None:
+        """Save what is known, with the engine's checkpoint within an epoch."""
+        self._count_seconds()
+        self._save()
+
+    def _count_seconds(self) -> None:
+        now = time.perf_counter()
+        self.seconds += 0.0 if self._since is None else now - self._since
+        self._since = now
+
+    def _save(self) -> None:
         state = {"losses": self.losses, "curve": self.curve, "seconds": self.seconds, "passes": self.passes}
         write_atomically(self.path, json.dumps(plain(state)))
-        self._since = time.perf_counter()
 
     def look(self) -> dict[str, float]:
         """Evaluate on the validation part, and ask the method how it is."""

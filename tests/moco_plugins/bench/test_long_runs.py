@@ -35,7 +35,11 @@ from moco_plugins.bench.run.lengths import Length, length_for
 from moco_plugins.bench.run.one_run import thinned
 from moco_plugins.bench.run.progress import Quiet
 from moco_plugins.bench.run.recipe import build_loader, views_name
+<<<<<<< HEAD
 from moco_plugins.bench.run.set_up import build_method, set_up
+=======
+from moco_plugins.bench.run.set_up import _job, build_method
+>>>>>>> 46b229e (Checkpoints within epochs, as minutes pass, in both engines: what is stopped loses a few minutes at most)
 from moco_plugins.data.arrays import ImageArray
 from moco_plugins.data.loader import make_loader
 from moco_plugins.hooks import manager as plugins
@@ -92,6 +96,25 @@ def test_continues_after_kill_9_to_the_same_numbers(tmp_path: Path) -> None:
     assert cli.main([*command[3:], str(cut)]) == 0
     first, second = Results(whole).runs[0], Results(cut).runs[0]
     assert second["resumed_at_step"] >= 10
+    for name in ("losses", "knn_top1", "linear_top1", "uniformity", "images_seen"):
+        assert first[name] == second[name], name
+
+
+def test_killed_within_an_epoch_continues_to_the_same_numbers(tmp_path: Path) -> None:
+    command = [*COMMAND, "--epochs", "2", "--batch-size", "32", "--checkpoint-minutes", "0", "--out"]
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert cli.main([*command[3:], str(whole)]) == 0
+    process = subprocess.Popen([*command, str(cut)], stderr=subprocess.DEVNULL, env=_environment())
+    curve = cut / "runs" / "moco-v2-seed0-lightning" / "curve.json"
+    until = time.monotonic() + 60
+    while time.monotonic() < until and not (curve.exists() and len(json.loads(curve.read_text())["losses"]) > 3):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert Results(cut).runs == []
+    assert cli.main([*command[3:], str(cut)]) == 0
+    first, second = Results(whole).runs[0], Results(cut).runs[0]
+    assert 0 < second["resumed_at_step"] < 44  # before the end of the first epoch
     for name in ("losses", "knn_top1", "linear_top1", "uniformity", "images_seen"):
         assert first[name] == second[name], name
 
