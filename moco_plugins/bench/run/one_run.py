@@ -83,7 +83,11 @@ def _train_and_evaluate(
     memory = PeakMemory(torch.device("cuda") if _on_gpu(settings) else None)
     try:
         loader.on_start = watch.begin
-        told = {"on_step": watch.on_step, "on_epoch": watch.on_epoch, "on_checkpoint": watch.on_checkpoint}
+        told: dict[str, Any] = {
+            "on_step": watch.on_step,
+            "on_epoch": watch.on_epoch,
+            "on_checkpoint": watch.on_checkpoint,
+        }
         outcome = built.engine(replace(built.job, epochs=epochs, **told))
     finally:
         watch.close()

@@ -35,11 +35,7 @@ from moco_plugins.bench.run.lengths import Length, length_for
 from moco_plugins.bench.run.one_run import thinned
 from moco_plugins.bench.run.progress import Quiet
 from moco_plugins.bench.run.recipe import build_loader, views_name
-<<<<<<< HEAD
 from moco_plugins.bench.run.set_up import build_method, set_up
-=======
-from moco_plugins.bench.run.set_up import _job, build_method
->>>>>>> 46b229e (Checkpoints within epochs, as minutes pass, in both engines: what is stopped loses a few minutes at most)
 from moco_plugins.data.arrays import ImageArray
 from moco_plugins.data.loader import make_loader
 from moco_plugins.hooks import manager as plugins
