@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +15,7 @@ from torch import Tensor
 COLLAPSE_RATIO, EARLY_COLLAPSE_RATIO, EARLY_STEPS = 0.1, 0.01, 100
 
 
-@dataclass
-class LastStep:
+class LastStep(NamedTuple):
     """What one forward pass leaves behind for :func:`describe`; references, nothing computed."""
 
     loss: Tensor

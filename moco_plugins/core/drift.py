@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,7 @@ from ..steps.distributed import world_size
 from .normalise import unit_rows
 
 
-@dataclass
-class Snapshot:
+class Snapshot(NamedTuple):
     """Some key images of one step and the keys they had then."""
 
     step: int

@@ -133,12 +133,8 @@ class MoCo(nn.Module):
         )
         self.settings, self.feature_dim, self.variant = settings, int(feature_dim), variant
         self.bn_splits, self.bn_buffers = int(bn_splits), bn_buffers
-        self.gather_distributed, self.follow_optimizer, self.total_steps = (
-            gather_distributed,
-            follow_optimizer,
-            total_steps,
-        )
-
+        self.gather_distributed, self.follow_optimizer = gather_distributed, follow_optimizer
+        self.total_steps = total_steps
         freeze = freeze_patch_projection or (False if freeze_patch_projection is None and variant == "v3" else None)
         self.query_encoder, self.predictor, self.key_encoder = build_encoders(
             backbone, feature_dim, settings, projector, key_encoder, freeze

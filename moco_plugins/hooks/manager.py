@@ -11,9 +11,8 @@ import difflib
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
 
@@ -36,8 +35,7 @@ class UnknownNameError(LookupError):
     """Something asked for by name that no plugin provides; the message lists what there is."""
 
 
-@dataclass(frozen=True)
-class PluginInfo:
+class PluginInfo(NamedTuple):
     """A loaded plugin: its name, where it comes from, the hooks it implements."""
 
     name: str

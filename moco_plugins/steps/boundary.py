@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,10 +18,9 @@ OWNED_STEPS = 3
 _FORWARD, _IN_BACKWARD, _BACKWARD_DONE = range(3)
 
 
-@dataclass
 class _Staged:
-    keys: tuple[Tensor, ...]
-    state: int = _FORWARD
+    def __init__(self, keys: tuple[Tensor, ...]) -> None:
+        self.keys, self.state = keys, _FORWARD
 
 
 class StepBoundary:
