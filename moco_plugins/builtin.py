@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from .checkpoints import Format
+from .checkpoints.builtin import FORMATS
 from .core.infonce import ContrastiveLoss, info_nce
 from .core.key_queue import KeyQueue
 from .core.moco import MoCo
@@ -66,3 +68,9 @@ def moco_methods() -> Mapping[str, Callable[..., nn.Module]]:
 def moco_datasets() -> Mapping[str, Callable[..., Any]]:
     """Embedded data sets, and torchvision's by name."""
     return DATASETS
+
+
+@hookimpl
+def moco_checkpoint_formats() -> Mapping[str, Format]:
+    """The formats that need no framework."""
+    return FORMATS

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from moco_plugins.checkpoints import Format
 from moco_plugins.hooks.engine import Adapter, TrainingJob, TrainingOutcome
 from moco_plugins.hooks.specs import hookimpl
 
 from .baselines import BASELINES
+from .formats import FORMATS
 
 _INSTALL = 'pip install "moco-plugins[mmengine]"'
 
@@ -59,3 +61,9 @@ def moco_adapters() -> Sequence[Adapter]:
             baselines=BASELINES,
         )
     ]
+
+
+@hookimpl
+def moco_checkpoint_formats() -> Mapping[str, Format]:
+    """OpenMMLab's."""
+    return FORMATS

@@ -14,7 +14,7 @@ from ..hooks import manager as plugins
 from ..steps import distributed, follow, stepping
 from ..steps.boundary import StepBoundary
 from ..steps.eager import eager
-from . import batchnorm, checks, diagnostics, start
+from . import batchnorm, checks, diagnostics
 from .drift import DriftProbe
 from .momentum import Schedule, check_momentum, value_at
 from .normalise import unit_rows
@@ -205,7 +205,9 @@ class MoCo(nn.Module):
 
     @eager
     def _prepare(self, batch: int) -> None:
-        start.advise(self, batch)
+        problem = batchnorm.shuffles(self.key_encoder, self.bn_splits, batch) if self.settings.shuffle_bn else None
+        if problem:
+            distributed.warn_once_on_first_rank(problem)
         stepping.prepare(self)
 
     @eager

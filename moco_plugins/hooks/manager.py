@@ -22,6 +22,7 @@ from .activation import GROUP, blocked
 if TYPE_CHECKING:
     from torch import nn
 
+    from ..checkpoints import Format
     from ..core.infonce import ContrastiveLoss
     from ..core.momentum import MomentumRule
     from .engine import Adapter
@@ -265,6 +266,16 @@ def adapters() -> dict[str, tuple[str, Adapter]]:
 def adapter(name: str) -> Adapter:
     """One adapter by name, or an error that lists all."""
     return _pick(adapters(), "engine", name)
+
+
+def checkpoint_formats() -> dict[str, tuple[str, Format]]:
+    """All formats of checkpoints: name -> (plugin, format)."""
+    return _collect("moco_checkpoint_formats", "checkpoint format")
+
+
+def checkpoint_format(name: str) -> Format:
+    """One format by name, or an error that lists all."""
+    return _pick(checkpoint_formats(), "format", name)
 
 
 def report_sections(results: Mapping[str, Any]) -> list[tuple[str, str]]:

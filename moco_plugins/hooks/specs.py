@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from ..checkpoints import Format
     from ..core.infonce import ContrastiveLoss
     from ..core.momentum import MomentumRule
     from .engine import Adapter
@@ -87,6 +88,14 @@ def moco_adapters() -> Sequence[Adapter]:
     """Offer training frameworks; called to list engines, to find one by name and to activate one at import.
 
     Return :class:`moco_plugins.hooks.engine.Adapter` objects: name, what to install, how to activate it, how it trains.
+    """
+
+
+@hookspec
+def moco_checkpoint_formats() -> Mapping[str, Format]:
+    """Offer formats of checkpoints: name -> :class:`moco_plugins.checkpoints.Format`; called when one is read or written.
+
+    A format reads, writes or both. ``moco-plugins convert --to`` takes the names of those that write.
     """
 
 

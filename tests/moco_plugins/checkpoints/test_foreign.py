@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from moco_plugins import MoCo
-from moco_plugins.checkpoints.formats import load_foreign_checkpoint
+from moco_plugins.checkpoints import load_foreign_checkpoint
 
 
 def resnet():
@@ -67,7 +67,8 @@ def test_authors_v1_and_v2(variant, tmp_path):
 def test_openmmlab():
     checkpoint = openmmlab()
     moco = make()
-    assert load_foreign_checkpoint(moco, checkpoint) == ["encoder_k.steps"]
+    assert load_foreign_checkpoint(moco, checkpoint) == []
+    assert moco.steps == 70
     state = checkpoint["state_dict"]
     assert torch.equal(moco.query_encoder.projector[2].bias, state["neck.mlp.2.bias"])
     assert torch.equal(moco.key_encoder.projector[2].bias, state["encoder_k.module.1.mlp.2.bias"])
@@ -94,8 +95,10 @@ def test_what_does_not_fit_is_said():
         load_foreign_checkpoint(make(queue_size=64), authors("v2"))
     with pytest.raises(ValueError, match=r"projector"):
         load_foreign_checkpoint(make("v2"), authors("v1"))
-    with pytest.raises(ValueError, match="known MoCo format"):
+    with pytest.raises(ValueError, match="are not there"):
         load_foreign_checkpoint(make(), {"state_dict": {"conv.weight": torch.zeros(1)}})
+    with pytest.raises(ValueError, match="no tensors in it"):
+        load_foreign_checkpoint(make(), {"epoch": 3})
 
 
 def test_nothing_is_loaded_when_something_does_not_fit():

@@ -45,7 +45,7 @@ def test_builtin_and_adapters_are_plugins_with_distribution_and_version():
         assert infos[name].distribution == "moco-plugins"
         assert infos[name].version == moco_plugins.__version__
     assert "moco_methods" in infos["builtin"].hooks
-    assert infos["mmengine"].hooks == ("moco_adapters",)
+    assert infos["mmengine"].hooks == ("moco_adapters", "moco_checkpoint_formats")
     assert plugins.methods()["moco-v2"][0] == "builtin"
     assert plugins.methods()["byol"][0] == "lightly"
     assert {"lightning", "mmengine"} <= set(plugins.adapters())
