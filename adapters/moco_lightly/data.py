@@ -102,8 +102,8 @@ class TwoViewDataBody(_Base):
         super().__init__()
         if transform is None:
             raise ValueError(
-                "transform=None: name what makes the two views, such as lightly.transforms.MoCoV2Transform, "
-                "moco_plugins.TwoViews, or moco_plugins.views.AffineViews for digits"
+                "transform=None: name what makes the two views of a PIL image, such as lightly.transforms.MoCoV2Transform "
+                "or moco_plugins.TwoViews"
             )
         self.data, self.root, self.transform, self.batch_size, self.workers = data, root, transform, batch_size, workers
         self.evaluation = EvaluationImages(image_size, mean, std)
@@ -124,3 +124,11 @@ class TwoViewDataBody(_Base):
     def val_dataloader(self) -> list[DataLoader[Any]]:
         """Batches of (images, targets): the bank, then the images to classify."""
         return [DataLoader(part, 500, num_workers=self.workers) for part in (self.bank, self.test)]
+
+    def test_dataloader(self) -> list[DataLoader[Any]]:
+        """As for validation."""
+        return self.val_dataloader()
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Batches of (images, targets) of the test set."""
+        return self.val_dataloader()[1]

@@ -14,7 +14,7 @@ from ..hooks import manager as plugins
 from ..steps import distributed, follow, stepping
 from ..steps.boundary import StepBoundary
 from ..steps.eager import eager
-from . import batchnorm, checks, diagnostics
+from . import batchnorm, checks, diagnostics, start
 from .drift import DriftProbe
 from .momentum import Schedule, check_momentum, value_at
 from .normalise import unit_rows
@@ -205,9 +205,7 @@ class MoCo(nn.Module):
 
     @eager
     def _prepare(self, batch: int) -> None:
-        problem = batchnorm.shuffles(self.key_encoder, self.bn_splits, batch) if self.settings.shuffle_bn else None
-        if problem:
-            distributed.warn_once_on_first_rank(problem)
+        start.advise(self, batch)
         stepping.prepare(self)
 
     @eager
