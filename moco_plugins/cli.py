@@ -1,4 +1,4 @@
-"""The command ``moco-plugins``: bench, train, plugins, speed, report."""
+"""The command ``moco-plugins``: pretrain, bench, train, plugins, speed, report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .bench import command as bench_command
+from .bench import pretrain as pretrain_command
+from .files import is_full
 from .hooks import manager as plugins
 
 METRICS = bench_command.METRICS
@@ -27,6 +29,9 @@ def parser() -> argparse.ArgumentParser:
         prog="moco-plugins", description="MoCo for the frameworks people use, and a fair bench.", allow_abbrev=False
     )
     commands = p.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    pretrain_command.add_arguments(
+        commands.add_parser("pretrain", help="train a backbone on your images, keep its weights", allow_abbrev=False)
+    )
     bench_command.add_arguments(
         commands.add_parser(
             "bench", help="train methods under the same conditions, evaluate them, write a report", allow_abbrev=False
@@ -115,8 +120,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return list_plugins()
         if arguments.command == "report":
             return run_report(arguments)
-        return bench_command.run(arguments, shlex.join(["moco-plugins", *given]))
-    except (ValueError, LookupError, ImportError, FileNotFoundError) as error:
+        command = pretrain_command if arguments.command == "pretrain" else bench_command
+        return command.run(arguments, shlex.join(["moco-plugins", *given]))
+    except (ValueError, LookupError, ImportError, OSError) as error:
         text = error.args[0] if isinstance(error, LookupError) and error.args else error
+        if is_full(error):
+            text = f"the disk is full ({error}); make room, and the same command continues"
         print(f"moco-plugins {' '.join(given[:1])}: {text}", file=sys.stderr)
         return 2

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
+
+#: A disk with less than this is full: whoever could not write has left a few bytes.
+_FULL = 2**20
 
 
 @contextlib.contextmanager
@@ -14,14 +19,25 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Whoever reads ``path``, after a crash too, finds the old content or the new. Where the block raises, the old stays
     and nothing else is left.
+
+    Raises:
+        OSError: the disk is full, whatever the block's own error for that is.
     """
     partial = path.with_name(path.name + ".partial")
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
+        left = shutil.disk_usage(path.parent).free if path.parent.exists() else _FULL
         partial.unlink(missing_ok=True)
+        if left < _FULL and isinstance(error, RuntimeError):  # torch.save tells of it in words of its own
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that the disk, or what one may have of it, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -39,7 +39,7 @@ def train(job: TrainingJob) -> TrainingOutcome:
     checkpoint = job.folder / CHECKPOINT
     resume = job.resume and checkpoint.exists()
     with _quiet():
-        trainer = pl.Trainer(**_trainer_arguments(job))
+        trainer = pl.Trainer(**{"plugins": [_plain_writing(pl)], **_trainer_arguments(job)})
         module = _module_class(pl)(job)
         if not resume:
             seed_everything(job.seed)
@@ -73,6 +73,16 @@ def _trainer_arguments(job: TrainingJob) -> dict[str, Any]:
         "use_distributed_sampler": not _shares_itself(job.loader),
         **job.options,
     }
+
+
+def _plain_writing(pl: Any) -> Any:
+    """Lightning writes to /tmp and moves that, which a full disk ends half-way; here whoever saves does it in one step."""
+
+    class PlainWriting(pl.plugins.io.TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+            torch.save(checkpoint, path)
+
+    return PlainWriting()
 
 
 def _placement(job: TrainingJob) -> tuple[str, Any]:
@@ -176,6 +186,7 @@ def _module_class(pl: Any) -> Any:
 
         def _save(self) -> None:
             path = self.job.folder / CHECKPOINT
+            path.parent.mkdir(parents=True, exist_ok=True)
             if distributed.rank() == 0:
                 with replacing(path) as partial:
                     self.trainer.save_checkpoint(partial)

@@ -24,8 +24,8 @@ from .launch import join_processes
 from .models import MethodModel
 from .precision import AutocastOptimWrapper
 
-#: The checkpoint within an epoch, and the file that names the newest one, as MMEngine calls it.
-WITHIN, NEWEST = "within.pth", "last_checkpoint"
+#: The one checkpoint of a job, and the file that names it, as MMEngine calls it.
+CHECKPOINT, NEWEST = "last.pth", "last_checkpoint"
 
 
 def run_job(job: TrainingJob) -> TrainingOutcome:
@@ -53,7 +53,7 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
             "default_hooks": {
                 "logger": None,
                 "sampler_seed": None,
-                "checkpoint": {"type": "CheckpointHook", "interval": 1, "max_keep_ckpts": 1},
+                "checkpoint": None,  # the hook of the job saves, in one step and within epochs, too
             },
             "custom_hooks": [hook],
             "launcher": launcher,
@@ -69,7 +69,7 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
         steps=hook.steps,
         steps_now=hook.steps_now,
         log_folder=Path(runner.log_dir),
-        checkpoints=[job.folder / NEWEST, job.folder / WITHIN, *job.folder.glob("epoch_*.pth")],
+        checkpoints=[job.folder / NEWEST, job.folder / CHECKPOINT],
     )
 
 
@@ -130,7 +130,7 @@ class _JobRunner(Runner):
 class _JobHook(Hook):
     """Schedule, counters, callbacks and what of them a checkpoint must hold."""
 
-    priority = "LOW"  # before CheckpointHook
+    priority = "VERY_LOW"  # after MMEngine's own, whose counters it saves
 
     def __init__(self, job: TrainingJob, optimizer: torch.optim.Optimizer, counts: int) -> None:
         self.job, self.steps, self.steps_now, self.reported = job, 0, 0, 0
@@ -167,7 +167,7 @@ class _JobHook(Hook):
         if self.steps > self.reported:
             self.reported, losses, self.losses = self.steps, self.losses, []
             if distributed.on_first_rank(lambda: self._report(sum(losses) / len(losses)), self.device):
-                self._save(runner)
+                self._save(runner, whole=False)
 
     def _report(self, loss: float) -> bool:
         """Tell of a step; return whether a checkpoint is due."""
@@ -180,19 +180,20 @@ class _JobHook(Hook):
             self.job.on_checkpoint()
         return due
 
-    def _save(self, runner: Any) -> None:
-        """Write a checkpoint within an epoch; the newest that is named is whole at any moment."""
-        path = self.job.folder / WITHIN
+    def _save(self, runner: Any, whole: bool) -> None:
+        """Write a checkpoint, at the end of a whole epoch or within one, in place of the last."""
+        path = self.job.folder / CHECKPOINT
         if distributed.rank() == 0:
             with replacing(path) as partial:
-                runner.save_checkpoint(str(self.job.folder), partial.name, by_epoch=False)
+                runner.save_checkpoint(str(self.job.folder), partial.name, by_epoch=whole)
             write_atomically(self.job.folder / NEWEST, str(path))
         self.saved = time.monotonic()
 
     def after_train_epoch(self, runner: Any) -> None:
-        """Report the epoch."""
-        self.batch, self.saved = 0, time.monotonic()
+        """Report the epoch, and save."""
+        self.batch = 0
         distributed.on_first_rank(lambda: self.job.on_epoch(runner.epoch + 1), self.device)
+        self._save(runner, whole=True)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add the schedule and the counter."""

@@ -14,9 +14,10 @@ import torch
 
 from .plan.ablations import ABLATIONS
 from .plan.complete import complete
-from .plan.data import Data, load_data
+from .plan.data import Data
 from .plan.errors import MissingExtraError, SettingsError
-from .plan.runs import RunPlan, plan
+from .plan.learning import data_of
+from .plan.runs import RunPlan, plan, queue_notes
 from .plan.settings import Settings
 from .results import Results
 from .run.baselines import UNTRAINED, baselines
@@ -32,13 +33,13 @@ _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
 _VERSIONS = ("moco-plugins", "torch", "torchvision", "lightly", "pytorch-lightning", "mmengine", "timm", "scikit-learn")
 
 
-def need_bench_extra() -> None:
-    """Make sure that what the harness needs is installed.
+def need_bench_extra(*more: str) -> None:
+    """Make sure that what the harness needs is installed, and ``more`` of the same extra.
 
     Raises:
         MissingExtraError: it is not; with the pip command.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in (*_NEEDED, *more) if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingExtraError(f'the harness needs {", ".join(missing)}: pip install "moco-plugins[bench]"')
 
@@ -67,11 +68,12 @@ def bench(
     """
     need_bench_extra()
     register_dictionaries()
-    data = load_data(settings.data, settings.data_root, settings.image_size, settings.knn_k)
+    data = data_of(settings)
     if metric is not None and not data.labelled:
         raise SettingsError(f"--metric {metric}: {data.notes[0]} Leave out --metric")
     settings = complete(settings, data)
-    _try_to_build(settings, data)
+    data = replace(data, notes=(*data.notes, *queue_notes(settings, len(data.pretrain))))
+    try_to_build(settings, data)
     results = Results(out, settings)
     runs = plan(settings)
     labels = dict.fromkeys([*(run.label for run in runs), *(record["label"] for record in results.runs)])
@@ -82,11 +84,11 @@ def bench(
         _prepare(results, settings, data, command, progress, f"{len(runs) - len(todo)} of {len(runs)}")
     measure_lengths(todo, settings, data, results.folder)
     for run in todo:
-        _one(run, results, settings, data, progress)
+        one(run, results, settings, data, progress)
     return results
 
 
-def _try_to_build(settings: Settings, data: Data) -> None:
+def try_to_build(settings: Settings, data: Data) -> None:
     """Build everything once: a value that a part does not take is said now, not after an hour of other runs."""
     build_seeded_backbone(settings, data, 0)
     for run in plan(replace(settings, seeds=1)):
@@ -102,7 +104,7 @@ def _try_to_build(settings: Settings, data: Data) -> None:
 
 
 def _prepare(results: Results, settings: Settings, data: Data, command: str, progress: Progress, finished: str) -> None:
-    _describe(results, settings, data, command)
+    describe(results, settings, data, command)
     for note in data.notes:
         progress.say(note)
     if not finished.startswith("0 "):
@@ -111,7 +113,8 @@ def _prepare(results: Results, settings: Settings, data: Data, command: str, pro
     draw_views(settings, data, results.folder / "figures")
 
 
-def _one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:
+def one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:
+    """Carry out a run and keep its record."""
     record = carry_out(run, settings, data.of_seed(run.seed), results.folder, progress)
     if first_process():
         left_over = record.pop(LEFT_OVER, ())
@@ -129,7 +132,8 @@ def _baselines(results: Results, settings: Settings, data: Data) -> None:
             results.save()
 
 
-def _describe(results: Results, settings: Settings, data: Data, command: str) -> None:
+def describe(results: Results, settings: Settings, data: Data, command: str) -> None:
+    """Write down what is about to be done, with what and on what."""
     content = results.content
     content["data"] = {
         "name": data.name,
@@ -139,6 +143,7 @@ def _describe(results: Results, settings: Settings, data: Data, command: str) ->
         "image_size": data.image_size,
         "classes": data.classes,
         "pretraining_images": len(data.pretrain),
+        "learnt_from": data.learnt_from,
         "labelled": data.labelled,
         "cut_by_seed": data.cut_by_seed,
         "mean": data.mean,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from moco_plugins import cli
-from moco_plugins.bench import command
+from moco_plugins.bench import arguments
 from moco_plugins.bench import main as bench_main
 
 QUICK = ["--data", "digits", "--epochs", "1", "--batch-size", "512", "--backbone", "convnet"]
@@ -18,9 +18,9 @@ QUICK = ["--data", "digits", "--epochs", "1", "--batch-size", "512", "--backbone
 def test_literals_and_pairs() -> None:
     texts = ["momentum=0.99", "a=true", "b=None", "c=v2+", "d=(1, 2)", "e=x=y"]
     expected = {"momentum": 0.99, "a": True, "b": None, "c": "v2+", "d": (1, 2), "e": "x=y"}
-    assert command.pairs(texts, "--option") == expected
+    assert arguments.pairs(texts, "--option") == expected
     with pytest.raises(ValueError, match="--option 'momentum'"):
-        command.pairs(["momentum"], "--option")
+        arguments.pairs(["momentum"], "--option")
 
 
 def test_bench_prints_the_table_and_says_where_everything_is(

@@ -44,7 +44,7 @@ def complete(settings: Settings, data: Data) -> Settings:
     Raises:
         UnknownNameError, SettingsError: a name or value that does not exist or cannot work.
     """
-    preset = preset_for(data.channels, data.image_size)
+    preset = preset_for(data.channels, data.image_size, len(data.pretrain))
     views = settings.views or preset.views
     settings = _with_budget(settings, preset.epochs)
     if settings.ablation is not None:
@@ -61,9 +61,7 @@ def complete(settings: Settings, data: Data) -> Settings:
     settings = replace(
         settings,
         backbone=settings.backbone or preset.backbone,
-        batch_size=settings.batch_size
-        if settings.batch_size is not None
-        else min(preset.batch_size, len(data.pretrain)),
+        batch_size=settings.batch_size if settings.batch_size is not None else preset.batch_size,
         views=views,
         view_options=settings.view_options or (dict(preset.view_options) if views == preset.views else {}),
         image_size=data.image_size,

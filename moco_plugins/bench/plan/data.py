@@ -24,7 +24,8 @@ class Data:
     """A loaded data set.
 
     ``labelled``: accuracy can be measured, that is, all images have labels and there are two classes or more.
-    ``notes``: what the reader of the results must know of it.
+    ``notes``: what the reader of the results must know of it. ``more``: images that are learnt from in place of those of
+    ``train``, and ``learnt_from`` the name of their set, where it is another one.
     """
 
     name: str
@@ -36,6 +37,8 @@ class Data:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     notes: tuple[str, ...] = ()
+    more: Any = None
+    learnt_from: str | None = None
 
     @property
     def classes(self) -> Sequence[str]:
@@ -45,7 +48,7 @@ class Data:
     @property
     def pretrain(self) -> Any:
         """The images that methods learn from: those of ``train``, and more where the set has more without labels."""
-        return to_learn_from(self.train)
+        return to_learn_from(self.train) if self.more is None else self.more
 
     @property
     def cut_by_seed(self) -> bool:
@@ -57,7 +60,7 @@ class Data:
         if seed == 0 or not self.cut_by_seed:
             return self
         train, test = train_test(self.train.whole, key(seed, "split"))
-        mean, std = _statistics(train, self.channels)
+        mean, std = _statistics(train, self.channels) if self.more is None else (self.mean, self.std)
         return replace(self, train=train, test=test, mean=mean, std=std)
 
 

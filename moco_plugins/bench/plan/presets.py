@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from ...core.queue_advice import queue_advice, suggested_queue_size
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,25 @@ _LARGE = Preset(
 OWN_VIEWS = {"moco-v1": "v1", "moco-v3": "v3", "byol": "v3", "barlow-twins": "v3", "vicreg": "v3", "dino": "v3"}
 
 
-def preset_for(channels: int, image_size: int) -> Preset:
-    """Choose by the images: small grey ones, up to 64 pixels, larger."""
+#: Steps an epoch has at least, where batches of 16 images and more can give them; and the memory of a momentum of 0.999.
+_STEPS, _SMALLEST_BATCH, _LONG_MEMORY = 8, 16, 10_000
+
+
+def preset_for(channels: int, image_size: int, images: int) -> Preset:
+    """Choose by the images: small grey ones, up to 64 pixels, larger; and by how many there are.
+
+    Where there are few, batches are smaller, so that there are steps to learn in; the queue stays smaller than the set, and
+    the key encoder keeps no more of the past than the training has.
+    """
+    preset = _LARGE if image_size > 64 else _MEDIUM
     if channels == 1 and image_size <= 32:
-        return _SMALL
-    return _MEDIUM if image_size <= 64 else _LARGE
+        preset = _SMALL
+    batch, options = preset.batch_size, dict(preset.options)
+    while batch > _SMALLEST_BATCH and images < _STEPS * batch:
+        batch //= 2
+    batch = min(batch, images)
+    if images > 1 and queue_advice(options["queue_size"], images):
+        options["queue_size"] = suggested_queue_size(images)
+    if preset.epochs * images / batch < _LONG_MEMORY:
+        options.setdefault("momentum", 0.99)
+    return replace(preset, batch_size=batch, options=options)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...core.queue_advice import queue_advice
 from ...hooks import manager as plugins
 from .ablations import ABLATIONS, Variation
 from .errors import SettingsError
@@ -101,6 +102,17 @@ def plan(settings: Settings) -> list[RunPlan]:
         for seed in settings.seed_numbers
         for line in lines
     ]
+
+
+def queue_notes(settings: Settings, images: int) -> list[str]:
+    """What to say of queues that are as large as the data set or larger."""
+    found: dict[str, str] = {}
+    for line in variations(settings):
+        if accepts(line.method, "queue_size") and not accepts(line.method, "bank_size"):
+            advice = queue_advice(int(options_of(line, settings).get("queue_size") or 0), images)
+            if advice is not None:
+                found.setdefault(advice, f"{line.label}: {advice}.")
+    return list(found.values())
 
 
 def options_of(line: Variation, settings: Settings) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Settings:
     methods: tuple[str, ...] = DEFAULT_METHODS
     data: str = "mnist5k"
     data_root: str | None = None
+    evaluate_on: str | None = None
     engine: str = "lightning"
     backbone: str | None = None
     epochs: int | None = None
@@ -59,6 +60,7 @@ class Settings:
     workers: int = 0
     checkpoint_minutes: float = 5.0
     pretrained: bool = False
+    init: str | None = None
     tensorboard: bool = False
 
     @property

@@ -158,8 +158,13 @@ def how(content: Mapping[str, Any]) -> list[str]:
     classes = data.get("classes") or []
     labels = f", {len(classes)} classes" if classes else ""
     more = data.get("pretraining_images", data.get("train_images"))
+    learnt_from = data.get("learnt_from")
     extra = (
-        f" Methods learn from {more} images, most of them without labels." if more != data.get("train_images") else ""
+        f" Methods learn from the {more} images of {learnt_from}, and are judged on these."
+        if learnt_from
+        else f" Methods learn from {more} images, most of them without labels."
+        if more != data.get("train_images")
+        else ""
     )
     cut = " Each seed has its own split into training and test images." if data.get("cut_by_seed") else ""
     unlike = content.get("differences", {})

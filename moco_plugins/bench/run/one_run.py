@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...files import replacing
+from ...files import is_full, replacing
 from ..plan.data import Data
 from ..plan.runs import RunPlan
 from ..plan.settings import Settings
@@ -39,6 +39,7 @@ def carry_out(run: RunPlan, settings: Settings, data: Data, out: Path, progress:
     """Train and evaluate one run; a failure is a record with status "failed", not an exception.
 
     Raises:
+        OSError: the disk is full; what is on it continues once there is room.
         KeyboardInterrupt: the user stopped it; what is on disk continues.
     """
     if not first_process():
@@ -57,6 +58,8 @@ def carry_out(run: RunPlan, settings: Settings, data: Data, out: Path, progress:
     try:
         record.update(_train_and_evaluate(run, settings, data, folder, out, progress), status="finished")
     except Exception as error:
+        if is_full(error):  # it would meet every other run, too
+            raise
         (folder / "error.txt").write_text(traceback.format_exc())
         record.update(status="failed", error=f"{type(error).__name__}: {error}")
         if (folder / "curve.json").exists():
@@ -79,7 +82,7 @@ def _train_and_evaluate(
     counter = PassCounter(method, backbone)  # counts one step of the training
     watch = Watch(method, data, settings, run, epochs, folder, progress, counter, length.steps / whole)
     resumed = min(len(watch.losses), len(loader) * epochs)
-    progress.start(f"{run.label} seed {run.seed}", len(loader) * epochs, resumed)
+    progress.start(f"{run.label} seed {run.seed}", len(loader) * epochs, resumed, settings.batch_size or 0)
     memory = PeakMemory(torch.device("cuda") if _on_gpu(settings) else None)
     try:
         loader.on_start = watch.begin

@@ -51,7 +51,10 @@ def draw_features(
 ) -> None:
     """The pictures of one method's features: nearest neighbours and a map."""
     draw_neighbours(train, test, data, label, folder)
-    draw_projection(test, data.classes, label, folder)
+    if data.labelled:
+        draw_projection(test, data.classes, label, folder)
+    else:
+        draw_thumbnails(test[0], data, label, folder)
 
 
 def draw_neighbours(
@@ -107,15 +110,41 @@ def _tiles(images: Tensor, zoom: int, framed: Sequence[bool] | None) -> Tensor:
     return torch.cat(list(padded), dim=2).permute(1, 2, 0)
 
 
-def draw_projection(test: tuple[Tensor, Tensor], classes: Sequence[str], label: str, folder: Path) -> Path:
-    """A 2-D map of the features of some test images, coloured by class (t-SNE, started from the principal components)."""
+def _placed(features: Tensor) -> Any:
+    """Places in the plane for features (N, D): t-SNE, started from the principal components; an array (N, 2)."""
     from sklearn.manifold import TSNE
 
-    rows = torch.linspace(0, len(test[0]) - 1, min(500, len(test[0]))).long()
-    features, labels = F.normalize(test[0][rows], dim=1), test[1][rows]
-    perplexity = max(2.0, min(30.0, (len(rows) - 1) / 3))
+    perplexity = max(2.0, min(30.0, (len(features) - 1) / 3))
     # Squared distances of unit vectors grow with the angle; t-SNE on them with a fixed seed gives the same map again.
-    points = TSNE(2, init="pca", random_state=0, perplexity=perplexity, max_iter=400).fit_transform(features.numpy())
+    made = TSNE(2, init="pca", random_state=0, perplexity=perplexity, max_iter=400)
+    return made.fit_transform(F.normalize(features, dim=1).numpy())
+
+
+def draw_thumbnails(features: Tensor, data: Data, label: str, folder: Path, most: int = 120) -> Path:
+    """A 2-D map of the features of some test images without classes: the images themselves, where their features lie."""
+    from matplotlib.offsetbox import AnnotationBbox, OffsetImage
+
+    rows = torch.linspace(0, len(features) - 1, min(most, len(features))).long()
+    points = _placed(features[rows])
+    images, _ = as_batch(data.test, rows.tolist(), min(data.image_size, 64))
+    made, axes = style.figure(width=7.2, height=6.0)
+    axes.plot(points[:, 0], points[:, 1], "o", alpha=0)
+    for image, point in zip(images, points, strict=True):
+        tile = image.expand(3, -1, -1) if image.shape[0] == 1 else image[:3]
+        picture = OffsetImage(
+            tile.clamp(0, 1).permute(1, 2, 0).numpy(), zoom=24 / image.shape[-1], interpolation="nearest"
+        )
+        placed = AnnotationBbox(picture, point, frameon=False, pad=0)
+        placed.set_in_layout(False)
+        axes.add_artist(placed)
+    axes.set_axis_off()
+    return style.save(made, folder / PROJECTION.format(file_name(label)))
+
+
+def draw_projection(test: tuple[Tensor, Tensor], classes: Sequence[str], label: str, folder: Path) -> Path:
+    """A 2-D map of the features of some test images, coloured by class."""
+    rows = torch.linspace(0, len(test[0]) - 1, min(500, len(test[0]))).long()
+    points, labels = _placed(test[0][rows]), test[1][rows]
     made, axes = style.figure(height=4.2)
     for number in torch.unique(labels).tolist()[:20]:
         own = points[(labels == number).numpy()]

@@ -17,6 +17,7 @@ from ...hooks import manager as plugins
 from ..plan.data import Data
 from ..plan.presets import OWN_VIEWS
 from ..plan.settings import Settings
+from .weights import fit, read_weights
 
 #: Views of the core that normalise by themselves; the harness does it instead, as in evaluation.
 _NORMALISING = ("v1", "v2", "v2+", "v3")
@@ -49,9 +50,11 @@ def build_views(settings: Settings, method: str) -> Any:
 
 
 def build_seeded_backbone(settings: Settings, data: Data, seed: int) -> tuple[nn.Module, int]:
-    """The backbone of a seed: the same weights for every method."""
+    """The backbone of a seed, or with ``init`` of a file: the same weights for every method."""
     with random_state(key(seed, "backbone")):
         backbone, width = build_backbone(str(settings.backbone), data.channels, data.image_size, settings.pretrained)
+    if settings.init is not None:
+        fit(backbone, read_weights(settings.init), str(settings.backbone))
     return backbone.to(memory_format=torch.channels_last), width
 
 
