@@ -27,9 +27,14 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_the_old_file_stays_where_writing_fails(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     write_atomically(path, "old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as partial:
-        partial.write_text("ne")
-        raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with replacing(path) as partial:
+            partial.write_text("ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
