@@ -46,6 +46,10 @@ class ImageArray(Dataset[tuple[Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.images[index], int(self.labels[index]) if self.labels is not None else -1
 
+    def labels_of(self, rows: Tensor) -> Tensor:
+        """The labels of some images, -1 where there is none."""
+        return self.labels[rows] if self.labels is not None else torch.full((len(rows),), -1)
+
     def subset(self, indices: Tensor | Sequence[int]) -> ImageArray:
         """The images at ``indices``, as a set of the same kind."""
         rows = torch.as_tensor(indices, dtype=torch.long)

@@ -28,8 +28,7 @@ def as_batch(images: Any, indices: Sequence[int], image_size: int | None = None)
     if isinstance(images, ImageArray):
         rows = torch.as_tensor(list(indices), dtype=torch.long)
         batch = images.images[rows].float() / 255
-        found = images.labels[rows] if images.labels is not None else torch.full((len(rows),), -1)
-        return (_resized(batch, image_size) if image_size else batch), found
+        return (_resized(batch, image_size) if image_size else batch), images.labels_of(rows)
     size = image_size or getattr(images, "image_size", None)
     items = [images[index] for index in indices]
     batch = torch.stack([_resized(as_float(image), size) if size else as_float(image) for image, _ in items])

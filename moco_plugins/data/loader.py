@@ -7,6 +7,7 @@ rank) alone: nothing depends on how many random numbers an engine, an evaluation
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,11 +15,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from ..steps import distributed
+from .arrays import ImageArray
 from .images import as_batch, as_float
 from .seeding import key, random_state
 
-Batch = tuple[tuple[Tensor, Tensor], Tensor]
-_Numbered = tuple[tuple[Tensor, Tensor], Tensor, Tensor]
+_Numbered = tuple[tuple[Tensor, ...], Tensor, Tensor]
 
 
 class Place(list[int]):
@@ -74,6 +75,9 @@ class EpochBatches(Sampler[list[int]]):
 class ViewPairs(Dataset[_Numbered]):
     """A data set whose batches are ``((view, view), labels, image numbers)``.
 
+    Views with ``crop`` and ``finish``, such as :class:`moco_plugins.TwoViews`, are made of a whole batch at once where the
+    images are in memory; else each image is cut out by itself, and the rest is done to the batch.
+
     Args:
         images: a map-style set of (image, label), or an :class:`moco_plugins.datasets.ImageArray`.
         views: image -> (view, view), or, with a true attribute ``batched``, images (N, C, H, W) -> (views, views).
@@ -93,22 +97,43 @@ class ViewPairs(Dataset[_Numbered]):
     def __getitems__(self, indices: list[int]) -> _Numbered:
         """Make the views of a whole batch."""
         place = indices if isinstance(indices, Place) else Place(indices, 0, indices[0], 0)
-        with random_state(key(self.seed, "views", place.epoch, place.number, place.rank)):
-            first, second, labels = self._views(place)
-        return (self.finish(first), self.finish(second)), labels, torch.tensor(list(place))
+        loaded, labels = self.load(place)
+        return self.complete(loaded, place), labels, torch.tensor(list(place))
 
-    def _views(self, indices: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        if getattr(self.views, "batched", False):
-            images, labels = as_batch(self.images, indices)
-            first, second = self.views(images)
-            return first, second, labels
-        pairs, numbers = [], []
-        for index in indices:
-            image, label = self.images[index]
-            pairs.append(self.views(image))
-            numbers.append(int(label))
-        first, second = (torch.stack([as_float(view) for view in half]) for half in zip(*pairs, strict=True))
-        return first, second, torch.tensor(numbers)
+    def load(self, place: Place) -> tuple[tuple[Tensor, ...], Tensor]:
+        """What must be done image by image: a batch of images, or one for each view, and the labels."""
+        if isinstance(self.images, ImageArray) and self._in_halves:
+            rows = torch.as_tensor(list(place), dtype=torch.long)
+            return (self.images.images[rows],), self.images.labels_of(rows)
+        if getattr(self.views, "batched", False) and not self._in_halves:
+            images, labels = as_batch(self.images, place)
+            return (images,), labels
+        make = getattr(self.views, "crop", self.views) if self._in_halves else self.views
+        made, numbers = [], []
+        with self._draws("views", place):
+            for index in place:
+                image, label = self.images[index]
+                made.append(make(image))
+                numbers.append(int(label))
+        return tuple(torch.stack(list(half)) for half in zip(*made, strict=True)), torch.tensor(numbers)
+
+    def complete(self, loaded: tuple[Tensor, ...], place: Place) -> tuple[Tensor, ...]:
+        """The views of a batch from what was loaded of it, on the device where that is."""
+        views: Any = self.views
+        if len(loaded) == 1:
+            with self._draws("views", place):
+                loaded = views(loaded[0])
+        elif self._in_halves:
+            with self._draws("looks", place):
+                loaded = tuple(views.finish(half, number) for number, half in enumerate(loaded))
+        return tuple(self.finish(as_float(half)) for half in loaded)
+
+    @property
+    def _in_halves(self) -> bool:
+        return hasattr(self.views, "crop") and hasattr(self.views, "finish")
+
+    def _draws(self, what: str, place: Place) -> AbstractContextManager[None]:
+        return random_state(key(self.seed, what, place.epoch, place.number, place.rank))
 
 
 class StepLoader(DataLoader[Any]):
