@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+Transform = Callable[[Any], Any]
 VARIANTS = ("v1", "v2", "v2+", "v3")
 
 
@@ -39,11 +40,11 @@ class Recipe:
     threshold: float = 128 / 255
     flip_p: float = 0.5
 
-    def torchvision(self) -> list[Callable[[Any], Any]]:
+    def torchvision(self) -> list[Transform]:
         """The same view as torchvision's transforms of an RGB image: to look at, and to compare with."""
         from torchvision.transforms import v2
 
-        def sometimes(transform: Callable[[Any], Any], p: float) -> list[Callable[[Any], Any]]:
+        def sometimes(transform: Transform, p: float) -> list[Transform]:
             return [] if p == 0 else [transform] if p == 1 else [v2.RandomApply([transform], p=p)]
 
         jitter = sometimes(v2.ColorJitter(*self.jitter), self.jitter_p)

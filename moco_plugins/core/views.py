@@ -16,7 +16,7 @@ from .augment_colour import per_channel
 from .augment_space import resized_crop
 from .view_draws import draw_crop, draw_crops, draw_look, draw_looks
 from .view_images import pixels, readable, size_of_image, to_float
-from .view_recipes import recipes, size_of
+from .view_recipes import Transform, recipes, size_of
 from .view_render import joined, render, render_one
 
 #: ImageNet's channel means and standard deviations, as in all of the authors' code.
@@ -41,7 +41,7 @@ class TwoViews:
         mean, std: normalisation per channel; ImageNet's for RGB, none for others. ``()`` for none.
 
     Attributes:
-        recipes: what each view is drawn from, see :class:`moco_plugins.core.view_recipes.Recipe`.
+        recipes: what each view is drawn from, see :class:`moco_plugins.core.view_recipes.Recipe`; may be changed.
 
     Raises:
         ValueError, TypeError: an unknown variant, a size below 1, or statistics that do not fit.
@@ -76,6 +76,11 @@ class TwoViews:
             render_one(view, recipe, draw_look(recipe), self._normalise)
             for view, recipe in zip(views, self.recipes, strict=True)
         )
+
+    @property
+    def transforms(self) -> tuple[list[Transform], ...]:
+        """The same views as torchvision's transforms of an RGB image, to look at; what is changed is ``recipes``."""
+        return tuple(recipe.torchvision() for recipe in self.recipes)
 
     def crop(self, image: Any) -> tuple[Tensor, ...]:
         """Cut the views out of one image, resize and flip them: the first half of making views.

@@ -225,6 +225,13 @@ def test_views_come_out_of_a_data_loader_as_a_pair_of_batches() -> None:
     assert labels.tolist() == list(range(6))
 
 
+def test_the_views_as_torchvisions_transforms_are_to_look_at() -> None:
+    views = TwoViews("v2", 16)
+    assert [settings(t) for t in views.transforms[0]] == [settings(t) for t in views.recipes[0].torchvision()]
+    with pytest.raises(AttributeError):
+        views.transforms = ()  # type: ignore[misc]
+
+
 @pytest.mark.parametrize("size", [1, 8, 32, 64, 96, 224])
 def test_blur_grows_with_the_image(size: int) -> None:
     kernel = TwoViews("v2", size).recipes[0].kernel
