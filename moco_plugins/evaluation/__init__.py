@@ -1,18 +1,28 @@
 """What judges a backbone, with the harness or without: kNN, linear probe, and the geometry of its features."""
 
 from .features import evaluating, extract_features
+from .finetune import finetune
 from .geometry import alignment, effective_rank, uniformity
-from .knn import knn_accuracy
-from .probe import PROBE_C, few_labels, linear_probe
+from .knn import knn_accuracy, nearest
+from .metrics import balanced_accuracy, confusion, macro_auroc, mean_average_precision
+from .probe import PROBE_C, Probe, few_labels, linear_probe, probe
 
 __all__ = [
     "PROBE_C",
+    "Probe",
     "alignment",
+    "balanced_accuracy",
+    "confusion",
     "effective_rank",
     "evaluating",
     "extract_features",
     "few_labels",
+    "finetune",
     "knn_accuracy",
     "linear_probe",
+    "macro_auroc",
+    "mean_average_precision",
+    "nearest",
+    "probe",
     "uniformity",
 ]

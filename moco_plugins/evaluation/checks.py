@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -11,3 +12,9 @@ def check_features(features: Tensor, labels: Tensor, name: str) -> None:
         raise ValueError(f"{name}_features has shape {tuple(features.shape)}; it must be (N, D) with N >= 1")
     if len(labels) != len(features):
         raise ValueError(f"{name}_labels has {len(labels)} entries and {name}_features {len(features)} rows")
+
+
+def class_numbers(labels: Tensor, classes: Tensor) -> Tensor:
+    """The place of each label in ``classes``, which are sorted; -1 where it is not among them."""
+    places = torch.searchsorted(classes, labels).clamp_max(len(classes) - 1)
+    return torch.where(classes[places] == labels, places, -1)

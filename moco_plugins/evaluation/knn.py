@@ -6,7 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .checks import check_features
+from .checks import check_features, class_numbers
+
+#: Rows of the bank and of the queries that are compared at a time, and numbers of votes held: some 250 MB each.
+_BANK, _QUERIES, _CELLS = 65536, 1000, 2**26
 
 
 @torch.no_grad()
@@ -24,7 +27,7 @@ def knn_accuracy(
 
     Args:
         train_features: (N, D), the bank; rows are normalised here.
-        train_labels: (N,), from 0.
+        train_labels: (N,), any whole numbers from 0.
         test_features: (M, D).
         test_labels: (M,).
         k: neighbours, 20; at most N are used.
@@ -41,14 +44,34 @@ def knn_accuracy(
         raise ValueError(f"temperature={temperature} must be greater than 0")
     if int(train_labels.min()) < 0:
         raise ValueError("train_labels has images without a label (-1); kNN accuracy needs a label for every image")
-    bank = F.normalize(train_features, dim=1)
-    classes = int(torch.cat([train_labels, test_labels]).max()) + 1
+    cosine, index = nearest(train_features, test_features, min(k, len(train_features)))  # M x k
+    classes = torch.unique(train_labels)
+    votes_for, truth = class_numbers(train_labels, classes)[index], class_numbers(test_labels, classes)
+    # Weights relative to the nearest neighbour: the same winner, and no overflow for small T.
+    weights = ((cosine - cosine[:, :1]) / temperature).exp()
     right = 0
-    for rows in torch.split(torch.arange(len(test_labels)), 1000):
-        queries, truth = F.normalize(test_features[rows], dim=1), test_labels[rows]
-        cosine, index = (queries @ bank.T).topk(min(k, len(bank)), dim=1)  # M x k
-        # Weights relative to the nearest neighbour: the same winner, and no overflow for small T.
-        weights = ((cosine - cosine[:, :1]) / temperature).exp()
-        votes = torch.zeros(len(queries), classes).scatter_add_(1, train_labels[index], weights)
-        right += int((votes.argmax(1) == truth).sum())
+    for rows in torch.split(torch.arange(len(truth)), max(1, _CELLS // len(classes))):
+        votes = weights.new_zeros(len(rows), len(classes)).scatter_add_(1, votes_for[rows], weights[rows])
+        right += int((votes.argmax(1) == truth[rows]).sum())
     return right / len(test_labels)
+
+
+def nearest(bank: Tensor, queries: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return (cosines, row numbers), (M, k) each, of the k rows of ``bank`` (N, D) nearest to each query (M, D).
+
+    In blocks of both, so that beside features and result no more than a few hundred MiB are taken, whatever N is.
+    """
+    best: list[tuple[Tensor, Tensor]] = []
+    blocks = torch.split(torch.arange(len(queries)), _QUERIES)
+    for start in range(0, len(bank), _BANK):
+        part = F.normalize(bank[start : start + _BANK], dim=1)
+        for number, rows in enumerate(blocks):
+            found, index = (F.normalize(queries[rows], dim=1) @ part.T).topk(min(k, len(part)), dim=1)
+            index += start
+            if start:
+                found, place = torch.cat([best[number][0], found], 1).topk(min(k, start + len(part)), dim=1)
+                index = torch.cat([best[number][1], index], 1).gather(1, place)
+                best[number] = found, index
+            else:
+                best.append((found, index))
+    return torch.cat([found for found, _ in best]), torch.cat([index for _, index in best])
