@@ -99,6 +99,19 @@ class Monitor:
         self.last: LastStep | None = None
         self._collapsed = False
 
+    def remember(
+        self,
+        loss: Tensor,
+        query: Tensor,
+        keys: Sequence[Tensor],
+        temperature: float | Tensor,
+        negative_count: int,
+        in_batch: bool,
+    ) -> None:
+        """Keep what a forward pass leaves behind, see :class:`LastStep`, without its graph."""
+        held = temperature.detach() if isinstance(temperature, Tensor) else temperature
+        self.last = LastStep(loss.detach(), query.detach(), keys, held, negative_count, in_batch)
+
     def metrics(self, queue: Any, steps: int) -> dict[str, float]:
         """Return the metrics of the last forward pass, empty before the first; warn once where features collapse."""
         if self.last is None:

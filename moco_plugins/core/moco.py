@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,6 +14,8 @@ from ..steps import distributed, follow, stepping
 from ..steps.boundary import StepBoundary
 from ..steps.eager import eager
 from . import batchnorm, checks, diagnostics, start
+from . import temperature as learnable
+from .average import FloatAverage
 from .drift import DriftProbe
 from .momentum import Schedule, check_momentum, value_at
 from .normalise import unit_rows
@@ -48,7 +49,8 @@ class MoCo(nn.Module):
         predictor: a prediction head on the queries; v3 only.
         symmetric: each view is query and key in turn; the loss is the mean of both. v2+ and v3.
         in_batch_negatives: the other keys of the batch, of all ranks, are negatives too. v3 only.
-        learnable_temperature: T starts at ``temperature`` and is trained (a parameter, in the logarithm).
+        learnable_temperature: T starts at ``temperature`` and is trained (a parameter, in the logarithm), bound to 0.01
+            or more as in CLIP.
         projector: a projection head of your own, (N, feature_dim) -> (N, projection_dim), in place of the variant's.
         key_encoder: a second backbone of the same architecture, for backbones that cannot be deep-copied.
         shuffle_bn: "auto" (v1 and v2), True or False: keep query and key from sharing BatchNorm statistics, by
@@ -68,7 +70,8 @@ class MoCo(nn.Module):
         drift_probe: images kept of each recent step to measure key drift; 0 is off, and costs nothing.
 
     Attributes:
-        query_encoder, key_encoder: images -> (N, D), not normalised.
+        query_encoder, key_encoder: images -> (N, D), not normalised. Where their weights are in half precision, the average
+            is kept in float32 beside the key encoder's: 4 bytes a weight more, in memory and in checkpoints.
         queue: :class:`moco_plugins.KeyQueue`, or None.
 
     Raises:
@@ -146,9 +149,9 @@ class MoCo(nn.Module):
         self.contrast = plugins.build_loss(loss, loss_options or {})
         self.momentum_rule = plugins.build_momentum(momentum_rule, momentum_options or {})
         if learnable_temperature:
-            self.log_temperature = nn.Parameter(torch.tensor(math.log(value_at(settings.temperature, 0, None))))
+            self.log_temperature = nn.Parameter(learnable.start(value_at(settings.temperature, 0, None)))
         self.drift_probe = DriftProbe(drift_probe) if drift_probe else None
-
+        self.average = FloatAverage(self.key_encoder, bn_buffers == "ema")
         self.boundary = StepBoundary()
         self.prepared = False
         self.monitor = diagnostics.Monitor()
@@ -205,7 +208,7 @@ class MoCo(nn.Module):
 
     @eager
     def _prepare(self, batch: int) -> None:
-        start.advise(self, batch)
+        start.look(self, batch)
         stepping.prepare(self)
 
     @eager
@@ -219,6 +222,8 @@ class MoCo(nn.Module):
     def after_optimizer_step(self, optimizer: Optimizer) -> None:
         """Commit the step of an optimiser that owns parameters of the query encoder; called after each step."""
         stepping.after_step(self, optimizer)
+        if hasattr(self, "log_temperature"):
+            learnable.after_step(self.log_temperature, optimizer, self.steps)
 
     def step(self) -> None:
         """Commit by hand: move the key encoder and enqueue the keys of the forward passes since the last step.
@@ -239,7 +244,7 @@ class MoCo(nn.Module):
     def temperature(self) -> float | Tensor:
         """T in force at this step; a tensor with gradient where it is learnable."""
         if hasattr(self, "log_temperature"):
-            return self.log_temperature.exp()
+            return learnable.value(self.log_temperature)
         return value_at(self.settings.temperature, self.steps, self.total_steps)
 
     @property
@@ -271,10 +276,7 @@ class MoCo(nn.Module):
 
     @eager
     def _remember(self, loss: Tensor, query: Tensor, keys: list[Tensor], temperature: float | Tensor) -> None:
-        held = temperature.detach() if isinstance(temperature, Tensor) else temperature
-        self.monitor.last = diagnostics.LastStep(
-            loss.detach(), query.detach(), keys, held, self._negative_count, self.settings.in_batch_negatives
-        )
+        self.monitor.remember(loss, query, keys, temperature, self._negative_count, self.settings.in_batch_negatives)
 
     # State: what a resumed, copied or pickled MoCo needs
 

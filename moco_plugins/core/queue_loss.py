@@ -94,8 +94,8 @@ class QueueLoss(nn.Module):
         """Commit the step of an optimiser that owns a parameter of the query's encoder; called after each step."""
         if not self._owners:
             return
-        owned = follow.parameter_ids(optimizer)
-        if any(number in owned and ref() is not None for number, ref in self._owners.items()):
+        leaves = [leaf for ref in self._owners.values() if (leaf := ref()) is not None]
+        if leaves and follow.owns(optimizer, leaves):
             self._commit()
         elif self.boundary.open and self.boundary.foreign_step():
             distributed.warn_once_on_first_rank(
@@ -112,18 +112,20 @@ class QueueLoss(nn.Module):
     @eager
     def _share(self) -> None:
         if not self._shared and self.gather_distributed:
+            distributed.refuse_join()
             share_queue(self.queue)
         self._shared = True
 
     @eager
     def _stage(self, query: Tensor, keys: Tensor, loss: Tensor) -> None:
         first = next(_leaves(query), None)
-        self.boundary.stage([keys], loss, first, limit=self.queue.size)  # type: ignore[arg-type]
         known = self._owners.get(id(first))
         if first is not None and (known is None or known() is not first):
             # The whole graph is walked only when its first leaf is new, which is once in a training.
             alive = {number: ref for number, ref in self._owners.items() if ref() is not None}
             self._owners = {**alive, **{id(leaf): weakref.ref(leaf) for leaf in _leaves(query)}}
+            self.boundary.sharded = distributed.sharded_anywhere()
+        self.boundary.stage([keys], loss, first, limit=self.queue.size)  # type: ignore[arg-type]
         follow.follow_optimizer_steps(self)
 
     def _check(self, query: Tensor, key: Tensor) -> None:

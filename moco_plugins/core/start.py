@@ -12,10 +12,33 @@ if TYPE_CHECKING:
     from .moco import MoCo
 
 
-def advise(moco: MoCo, batch: int) -> None:
-    """Warn, on the first rank, of what makes the training worth little; ``batch`` is the number of images of a step."""
+def look(moco: MoCo, batch: int) -> None:
+    """Refuse what cannot be right; warn, on the first rank, of what makes the training worth little.
+
+    Args:
+        moco: before its first training step.
+        batch: N, the images of a forward pass.
+
+    Raises:
+        RuntimeError: on all ranks alike: FSDP of the first version, or DDP's ``join()`` where ranks exchange something.
+    """
+    _refuse(moco)
     for problem in _problems(moco, batch):
         distributed.warn_once_on_first_rank(problem)
+
+
+def _refuse(moco: MoCo) -> None:
+    if distributed.is_flattened(moco):
+        raise RuntimeError(
+            "FullyShardedDataParallel, version 1, flattens the weights, so that those of query and key encoder no longer "
+            "pair; use torch.distributed.fsdp.fully_shard(moco), version 2, or DistributedDataParallel"
+        )
+    if (
+        moco.settings.in_batch_negatives
+        or moco.settings.shuffle_bn
+        or (moco.queue is not None and moco.gather_distributed)
+    ):
+        distributed.refuse_join()
 
 
 def _problems(moco: MoCo, batch: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import warnings
 from collections.abc import Callable, Iterable
@@ -85,6 +86,44 @@ def is_sharded(modules: Iterable[nn.Module]) -> bool:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # imported, a second's work, by those only who use it
     kind = getattr(fsdp, "FSDPModule", None)
     return kind is not None and any(isinstance(part, kind) for part in modules)
+
+
+def is_flattened(module: nn.Module) -> bool:
+    """Whether FSDP of the first version is around or within a module: it makes one flat parameter of many."""
+    inner = {id(part) for part in module.modules()}
+    return any(id(thing) in inner or any(part is module for part in thing.modules()) for thing in _fsdp(1))
+
+
+def sharded_anywhere() -> bool:
+    """Whether there is any module in this process whose parameters FSDP, of either version, has shared out."""
+    return bool(_fsdp(1) or _fsdp(2))
+
+
+def _fsdp(version: int) -> list[Any]:
+    """The modules in this process that FSDP of a version manages."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # imported, a second's work, by those only who use it
+    kind = getattr(fsdp, {1: "FullyShardedDataParallel", 2: "FSDPModule"}[version], None)
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)] if kind is not None else []
+
+
+def refuse_join() -> None:
+    """Raise where ranks may run out of batches one by one, in ``model.join()``: the others would wait for their keys.
+
+    Raises:
+        RuntimeError: some module or optimiser is in such a context.
+    """
+    join = sys.modules.get("torch.distributed.algorithms.join")
+    if world_size() == 1 or join is None:
+        return
+    for thing in gc.get_objects():
+        if issubclass(type(thing), join.Joinable):
+            config = getattr(thing, "_join_config", None)
+            if config is not None and config.enable and not config.throw_on_early_termination:
+                raise RuntimeError(
+                    "the training is in a join() context, in which ranks may have different numbers of batches, and MoCo's "
+                    "ranks exchange keys at each step: give all ranks equally many batches (drop_last=True, a "
+                    "DistributedSampler), or end them together, join(throw_on_early_termination=True)"
+                )
 
 
 def warn_once_on_first_rank(message: str) -> None:

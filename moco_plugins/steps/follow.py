@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -73,6 +75,20 @@ def _within_another_step(optimizer: Optimizer) -> bool:
         steps += frame.f_code is code
         frame = frame.f_back  # type: ignore[assignment]
     return steps > 1
+
+
+def owns(optimizer: Optimizer, leaves: Sequence[Tensor]) -> bool:
+    """Whether an optimiser owns one of the leaves of a graph, in whatever form it has them.
+
+    FSDP's first version computes with a flat parameter, which knows the parameters it is made of. Its second version
+    (``fully_shard``) computes with gathered copies while the optimiser has the shards, which know the whole's shape: it
+    owns them where it has shards for all their shapes.
+    """
+    owned = parameter_ids(optimizer)
+    if any(id(part) in owned for leaf in leaves for part in (leaf, *(getattr(leaf, "_params", None) or ()))):
+        return True
+    shards = Counter(p.shape for group in optimizer.param_groups for p in group["params"] if hasattr(p, "full_tensor"))
+    return bool(shards) and not Counter(leaf.shape for leaf in leaves) - shards
 
 
 def parameter_ids(optimizer: Optimizer) -> set[int]:

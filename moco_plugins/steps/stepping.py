@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +28,8 @@ class Stepped(Protocol):
     bn_buffers: str
     #: ``rule(key_tensors, query_tensors, momentum)``
     momentum_rule: Any
+    #: ``average.move(pairs, momentum, rule)``, ``.start()``, ``.tensors()``, ``.trust()``: keeps averages in float32.
+    average: Any
 
     @property
     def query_encoder(self) -> nn.Module:
@@ -52,10 +54,14 @@ class Stepped(Protocol):
 def prepare(moco: Stepped) -> None:
     """Before the first training step: key encoder equal to the query encoder, and the same state on all ranks."""
     steps = moco.boundary.steps
+    moco.boundary.steps = distributed.number_of_first(steps, next(moco.key_encoder.parameters()).device)
     if steps == 0:  # weights may have been loaded into the query encoder
         copy_module(moco.query_encoder, moco.key_encoder)
-    moco.boundary.steps = distributed.number_of_first(steps, next(moco.key_encoder.parameters()).device)
-    distributed.broadcast_from_first([*moco.key_encoder.parameters(), *moco.key_encoder.buffers()])
+        moco.average.start()
+    distributed.broadcast_from_first(
+        [*moco.key_encoder.parameters(), *moco.key_encoder.buffers(), *moco.average.tensors()]
+    )
+    moco.average.trust()
     if moco.queue is not None and moco.gather_distributed:
         share_queue(moco.queue)
     _check_precision(moco)
@@ -65,11 +71,11 @@ def prepare(moco: Stepped) -> None:
 
 def _check_precision(moco: Stepped) -> None:
     *_, last = moco.key_encoder.parameters()
-    kind = last.dtype
-    if moco.momentum < 1 and 1 - moco.momentum < 16 * torch.finfo(kind).eps:
+    eps = min(torch.finfo(last.dtype).eps, torch.finfo(torch.float32).eps)  # averages are kept in float32 or better
+    if moco.momentum < 1 and 1 - moco.momentum < 16 * eps:
         distributed.warn_once_on_first_rank(
-            f"the encoders are in {kind}, too coarse for momentum={moco.momentum}: steps of {1 - moco.momentum:.2g} of the "
-            "way are rounded off, and the key encoder stands still. Keep the weights in float32 and use torch.autocast"
+            f"momentum={moco.momentum} is too near to 1 for averages in float32: steps of {1 - moco.momentum:.2g} of the way "
+            "are rounded off, and the key encoder stands still. Take 0.9999, or encoders in float64"
         )
 
 
@@ -104,17 +110,22 @@ def commit(moco: Stepped, owned: set[int] | None) -> None:
     if owned is not None and moco.boundary.steps <= OWNED_STEPS:
         moco.boundary.own(name for name, p in moco.named_parameters() if id(p) in owned)
     due = moco.boundary.due(pair_parameters(moco.query_encoder, moco.key_encoder), owned)
-    moco.momentum_rule([key for _, _, key in due], [query for _, query, _ in due], moco.momentum)
+    moco.average.move(due, moco.momentum, moco.momentum_rule)
 
 
 def _move_buffers(moco: Stepped) -> None:
     if moco.bn_buffers == "own":
         return
-    for _, query, key in pair_buffers(moco.query_encoder, moco.key_encoder):
+    for name, query, key in pair_buffers(moco.query_encoder, moco.key_encoder):
         if moco.bn_buffers == "ema" and key.is_floating_point():
-            key.lerp_(query, 1.0 - moco.momentum)
+            moco.average.move([(name, query, key)], moco.momentum, _lerp)
         else:  # counts (num_batches_tracked) are never averaged
             key.copy_(query)
+
+
+def _lerp(keys: Sequence[Tensor], queries: Sequence[Tensor], momentum: float) -> None:
+    for key, query in zip(keys, queries, strict=True):
+        key.lerp_(query, 1.0 - momentum)
 
 
 def _report_left_out(moco: Stepped) -> None:
