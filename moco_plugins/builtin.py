@@ -10,8 +10,15 @@ from torch import nn
 
 from .checkpoints import Format
 from .checkpoints.builtin import FORMATS
-from .core.infonce import ContrastiveLoss, info_nce
+from .core.contrast import ContrastiveLoss, check_options
+from .core.infonce import info_nce
 from .core.key_queue import KeyQueue
+from .core.losses.debiased import debiased
+from .core.losses.decoupled import decoupled
+from .core.losses.hard import hard
+from .core.losses.mochi import mochi
+from .core.losses.ressl import ressl
+from .core.losses.supcon import supcon
 from .core.moco import MoCo
 from .core.momentum import MomentumRule, ema
 from .core.views import AffineViews, TwoViews
@@ -22,7 +29,7 @@ from .hooks.specs import hookimpl
 PARTS = {
     "moco_build_queue": ("ring",),
     "moco_build_momentum": ("ema",),
-    "moco_build_loss": ("info_nce",),
+    "moco_build_loss": ("info_nce", "decoupled", "debiased", "hard", "mochi", "supcon", "ressl"),
     "moco_build_views": ("v1", "v2", "v2+", "v3", "affine"),
 }
 
@@ -39,10 +46,24 @@ def moco_build_momentum(name: str, options: Mapping[str, Any]) -> MomentumRule |
     return partial(ema, **options) if name == "ema" else None
 
 
+_LOSSES: dict[str, Callable[..., Any]] = {
+    "info_nce": info_nce,
+    "decoupled": decoupled,
+    "debiased": debiased,
+    "hard": hard,
+    "mochi": mochi,
+    "supcon": supcon,
+    "ressl": ressl,
+}
+
+
 @hookimpl
 def moco_build_loss(name: str, options: Mapping[str, Any]) -> ContrastiveLoss | None:
-    """InfoNCE, fused where it can be."""
-    return partial(info_nce, **options) if name == "info_nce" else None
+    """InfoNCE and its relatives, fused where they can be."""
+    if name not in _LOSSES:
+        return None
+    check_options(name, _LOSSES[name], options)
+    return partial(_LOSSES[name], **options)
 
 
 @hookimpl

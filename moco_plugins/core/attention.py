@@ -11,6 +11,8 @@ _aten = torch.ops.aten
 #: On CUDA one head and few queries occupy few multiprocessors; a queue is therefore cut into up to so many segments.
 MAX_SEGMENTS = 64
 MIN_SEGMENT_ROWS = 512
+#: Keys whose mask is in memory at one time: 256 queries take 2.5 MiB.
+MASK_ROWS = 2048
 
 
 def available(query: Tensor) -> bool:
@@ -36,6 +38,46 @@ def _attend_cpu(query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
     q, k = query[None, None], keys[None, None]
     out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, scale=1.0)
     return out[0, 0], lse.reshape(-1)
+
+
+def attend_apart(query: Tensor, keys: Tensor, query_ids: Tensor, key_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Like :func:`attend`, but a query (N ids) meets no key (K ids) of its own id; the mask is made block by block.
+
+    Where no key is left the logsumexp is -inf and the mean has no meaning, but is finite. Measured against subtracting the
+    few terms from the sum: that takes 1.1 times the time of no mask, this 1.2, but after training the terms left out are
+    most of the sum, and float32 keeps nothing of what remains (``tests/benchmarks/negatives.py``).
+    """
+    floor = -3e4 if query.dtype == torch.float16 else -1e30
+    parts = []
+    for start in range(0, keys.shape[0], MASK_ROWS):
+        block = slice(start, start + MASK_ROWS)
+        bias = (query_ids[:, None] == key_ids[None, block]).to(query.dtype).mul_(floor)  # N x block
+        mean, lse = _attend_biased(query, keys[block], bias)
+        parts.append((mean.to(lse.dtype), lse))
+        if len(parts) == 2:
+            parts = [join(*parts)]
+    mean, lse = parts[0]
+    return mean, torch.where(lse < floor / 2, -torch.inf, lse)
+
+
+def _attend_biased(query: Tensor, keys: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    n = query.shape[0]
+    q, k = query.contiguous()[None, None], keys.contiguous()[None, None]
+    if query.device.type == "cpu":
+        out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, k, attn_mask=bias[None, None], scale=1.0)
+        return out[0, 0], lse.reshape(-1)
+    short = -bias.shape[1] % 16  # the kernel loads the bias in rows of 16 bytes
+    bias = torch.nn.functional.pad(bias, (0, short))[:, : bias.shape[1]]
+    out, lse = _aten._scaled_dot_product_efficient_attention(q, k, k, bias[None, None], True, scale=1.0)[:2]
+    return out[0, 0], lse[0, 0, :n]
+
+
+def join(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """Join the softmax-weighted mean (N, D) and logsumexp (N) of two sets of keys; exact."""
+    (mean, lse), (mean_other, lse_other) = one, other
+    total = torch.logaddexp(lse, lse_other)
+    share = torch.exp(lse - total).nan_to_num(1.0)  # neither set has a key for this query
+    return torch.lerp(mean_other, mean, share[:, None]), total
 
 
 def segments(rows: int) -> int:

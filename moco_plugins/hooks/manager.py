@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..checkpoints import Format
-    from ..core.infonce import ContrastiveLoss
+    from ..core.contrast import ContrastiveLoss
     from ..core.momentum import MomentumRule
     from .engine import Adapter
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ..checkpoints import Format
-    from ..core.infonce import ContrastiveLoss
+    from ..core.contrast import ContrastiveLoss
     from ..core.momentum import MomentumRule
     from .engine import Adapter
 
@@ -49,7 +49,10 @@ def moco_build_momentum(name: str, options: Mapping[str, Any]) -> MomentumRule |
 def moco_build_loss(name: str, options: Mapping[str, Any]) -> ContrastiveLoss | None:
     """Build the contrastive loss called ``name``; called by :class:`moco_plugins.MoCo` when it is constructed.
 
-    Return a callable with the arguments of :func:`moco_plugins.info_nce`, or None. Built in: ``info_nce``.
+    Return a callable with the arguments of :func:`moco_plugins.info_nce`, or None. Where it takes ``ids`` and
+    ``negative_ids``, or ``labels`` and ``negative_labels``, it is given them where they are known; where ``labels`` has no
+    default, MoCo's queue remembers labels.
+    Built in: ``info_nce``, ``decoupled``, ``debiased``, ``hard``, ``mochi``, ``supcon``, ``ressl``.
     """
 
 
