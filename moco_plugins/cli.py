@@ -1,4 +1,4 @@
-"""The command ``moco-plugins``: pretrain, bench, train, plugins, speed, report."""
+"""The command ``moco-plugins``: pretrain, bench, evaluate, train, plugins, speed, report."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .bench import command as bench_command
+from .bench import evaluate as evaluate_command
 from .bench import pretrain as pretrain_command
 from .files import is_full
 from .hooks import manager as plugins
@@ -36,6 +37,9 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser(
             "bench", help="train methods under the same conditions, evaluate them, write a report", allow_abbrev=False
         )
+    )
+    evaluate_command.add_arguments(
+        commands.add_parser("evaluate", help="judge weights of anybody on labelled images", allow_abbrev=False)
     )
     commands.add_parser("train", help="train a framework's config: moco-plugins train CONFIG", add_help=False)
     commands.add_parser("plugins", help="list who provides what")
@@ -120,7 +124,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return list_plugins()
         if arguments.command == "report":
             return run_report(arguments)
-        command = pretrain_command if arguments.command == "pretrain" else bench_command
+        command = {"pretrain": pretrain_command, "evaluate": evaluate_command, "bench": bench_command}[
+            arguments.command
+        ]
         return command.run(arguments, shlex.join(["moco-plugins", *given]))
     except (ValueError, LookupError, ImportError, OSError) as error:
         text = error.args[0] if isinstance(error, LookupError) and error.args else error

@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -135,7 +136,21 @@ def _baselines(results: Results, settings: Settings, data: Data) -> None:
 def describe(results: Results, settings: Settings, data: Data, command: str) -> None:
     """Write down what is about to be done, with what and on what."""
     content = results.content
-    content["data"] = {
+    content["data"] = described(data)
+    if settings.ablation is not None:
+        content["ablation"] = {"name": settings.ablation, "question": ABLATIONS[settings.ablation].question}
+        content["ablation"]["option"] = ABLATIONS[settings.ablation].option
+    elif settings.sweep:
+        content["ablation"] = {"name": "sweep", "question": "", "option": next(iter(settings.sweep))}
+    commands = content.setdefault("commands", [])
+    if command and command not in commands:
+        commands.append(command)
+    content.update(about_the_machine())
+
+
+def described(data: Data) -> dict[str, Any]:
+    """What the reader of results must know of the data."""
+    return {
         "name": data.name,
         "train_images": len(data.train),
         "test_images": len(data.test),
@@ -150,17 +165,15 @@ def describe(results: Results, settings: Settings, data: Data, command: str) -> 
         "std": data.std,
         "notes": data.notes,
     }
-    if settings.ablation is not None:
-        content["ablation"] = {"name": settings.ablation, "question": ABLATIONS[settings.ablation].question}
-        content["ablation"]["option"] = ABLATIONS[settings.ablation].option
-    elif settings.sweep:
-        content["ablation"] = {"name": "sweep", "question": "", "option": next(iter(settings.sweep))}
-    commands = content.setdefault("commands", [])
-    if command and command not in commands:
-        commands.append(command)
-    content["versions"] = {"python": platform.python_version(), **_versions()}
-    content["hardware"] = _hardware()
-    content["date"] = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+
+
+def about_the_machine() -> dict[str, Any]:
+    """Versions, hardware and date."""
+    return {
+        "versions": {"python": platform.python_version(), **_versions()},
+        "hardware": _hardware(),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
 
 
 def _versions() -> dict[str, str]:

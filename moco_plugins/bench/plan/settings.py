@@ -53,6 +53,7 @@ class Settings:
     ablation: str | None = None
     knn_k: int = 20
     knn_temperature: float = 0.1
+    finetune: int = 0
     device: str = "auto"
     devices: int = 1
     num_nodes: int = 1

@@ -37,6 +37,11 @@ def join(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def judged_only(content: Mapping[str, Any]) -> bool:
+    """Whether nothing was trained: weights from files were judged."""
+    return content.get("kind") == "evaluate"
+
+
 def _runs(content: Mapping[str, Any], metric: str = "knn_top1") -> list[Row]:
     return [row for row in rows(content, metric) if not row.baseline]
 
@@ -84,10 +89,22 @@ def sentences(content: Mapping[str, Any], metric: str, reference: str | None) ->
 
 def verdicts(content: Mapping[str, Any], metric: str, reference: str | None) -> list[str]:
     """Whether the data can tell the methods apart, and whether the engines agree."""
+    if judged_only(content):
+        return _by_chance(content, metric)
     return [
         *(difference.sentence() for difference in differences(rows(content, metric), metric, reference)),
         *engines_agree(content),
     ]
+
+
+def _by_chance(content: Mapping[str, Any], metric: str) -> list[str]:
+    """How far apart two accuracies on the same test images must be to mean something."""
+    found = [mean(row.values(metric)) for row in _runs(content, metric) if row.values(metric)]
+    count = content.get("data", {}).get("test_images")
+    if not found or not count:
+        return []
+    half = 196 * math.sqrt(max(found) * (1 - max(found)) / count)
+    return [f"With {count} test images an accuracy of {100 * max(found):.1f} % is known to ±{half:.1f} points (95 %)."]
 
 
 def _below_baselines(content: Mapping[str, Any], metric: str) -> list[str]:
@@ -112,7 +129,7 @@ def warnings(content: Mapping[str, Any], metric: str = "knn_top1") -> list[str]:
     found = list(content.get("data", {}).get("notes", ()))
     runs = _runs(content)
     seeds = max((row.seeds for row in runs), default=0)
-    if 0 < seeds < 3:
+    if 0 < seeds < 3 and not judged_only(content):
         found.append(
             f"Only {seeds} seed{'s' * (seeds > 1)}, which cannot tell a difference from chance. Try --seeds 5."
         )
@@ -146,8 +163,9 @@ def table_note(content: Mapping[str, Any]) -> str:
         if seeds > 1
         else ""
     )
+    when = "" if judged_only(content) else " that were not looked at before the last epoch"
     return (
-        f"{spread}Accuracy on test images that were not looked at before the last epoch. Alignment: squared distance of an "
+        f"{spread}Accuracy on test images{when}. Alignment: squared distance of an "
         "image's two views; uniformity: 0 where all images are one point, lower is more even; rank: directions in use."
     )
 
@@ -159,6 +177,20 @@ def how(content: Mapping[str, Any]) -> list[str]:
     labels = f", {len(classes)} classes" if classes else ""
     more = data.get("pretraining_images", data.get("train_images"))
     learnt_from = data.get("learnt_from")
+    if judged_only(content):
+        return [
+            f"{data.get('train_images')} training and {data.get('test_images')} test images of {data.get('name')}"
+            f" ({data.get('channels')} channels{labels}). Nothing was trained but the probes: each file's backbone is frozen, "
+            "at the image size and with the normalisation that its file tells, else those of the data and of ImageNet.",
+            f"Judged by {_judging(shared)}",
+            *(
+                [
+                    f"Fine-tuned: the whole network with a linear layer behind it, {shared['finetune']} epochs on all labels."
+                ]
+                if shared.get("finetune")
+                else []
+            ),
+        ]
     extra = (
         f" Methods learn from the {more} images of {learnt_from}, and are judged on these."
         if learnt_from
@@ -180,11 +212,16 @@ def how(content: Mapping[str, Any]) -> list[str]:
         f"{extra}{cut} For each seed every method "
         f"starts from the same backbone weights and sees the same images in the same order, {views}, under the same "
         f"optimiser recipe (AdamW, one cycle of the learning rate), {length}. Training uses no label.",
-        f"Then the backbone is frozen and the last epoch is evaluated: weighted kNN (k = {shared.get('knn_k')}, "
-        f"T = {shared.get('knn_temperature')}) with the training images as bank, and linear probes on standardised "
-        "features with all labels, a tenth and a hundredth of them; their regularisation is chosen on a part of the "
-        "training images.",
+        f"Then the backbone is frozen and the last epoch is evaluated: {_judging(shared)}",
     ]
+
+
+def _judging(shared: Mapping[str, Any]) -> str:
+    return (
+        f"weighted kNN (k = {shared.get('knn_k')}, T = {shared.get('knn_temperature')}) with the training images as bank, and "
+        "linear probes on standardised features with all labels, a tenth and a hundredth of them; their regularisation is "
+        "chosen on a part of the training images."
+    )
 
 
 def settings(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -194,7 +231,7 @@ def settings(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
     unlike = content.get("differences", {})
     values = {key: join([str(value) for value in unlike[key]]) if key in unlike else shared.get(key) for key in _SHOWN}
     shown = [(name, values[key]) for key, name in _SHOWN.items() if values[key] is not None]
-    return [("engine", join(engines) if engines else "–"), *shown]
+    return shown if judged_only(content) else [("engine", join(engines) if engines else "–"), *shown]
 
 
 def options(content: Mapping[str, Any]) -> list[tuple[str, str]]:

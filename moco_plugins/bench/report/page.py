@@ -14,7 +14,7 @@ from .comparison import summary
 from .html import code, definitions, document, header, listing, section, text
 from .merge import merged
 from .picture import Picture
-from .table import Row, each, mean, number, percent, rows, shortened
+from .table import Row, each, mean, number, percent, rows, shortened, with_values
 
 
 def gather(folders: Sequence[Path]) -> dict[str, Any]:
@@ -99,13 +99,17 @@ def page(
     maps = [picture for picture in kept if picture not in wide]
     verdicts = findings.verdicts(content, metric, reference)
     parts = [
-        header("moco-plugins bench", title, findings.sentences(content, metric, reference)),
+        header(
+            f"moco-plugins {'evaluate' if findings.judged_only(content) else 'bench'}",
+            title,
+            findings.sentences(content, metric, reference),
+        ),
         listing("warnings", "Read with care", findings.warnings(content, metric)),
-        f"<section class=results><h2>Results</h2>{results_table(table, RESULTS)}"
+        f"<section class=results><h2>Results</h2>{results_table(table, with_values(RESULTS, table))}"
         f"<p class=note>{text(findings.table_note(content))}</p></section>",
         listing("verdicts", "What the numbers can tell", verdicts),
         _cost(table),
-        section("How they learn", pictures),
+        section("Side by side" if findings.judged_only(content) else "How they learn", pictures),
         section("What they look at", wide, "wide"),
         section("What they make of it", maps),
         *(f"<section><h2>{text(name)}</h2>{body}</section>" for name, body in plugins.report_sections(content)),
@@ -122,6 +126,7 @@ RESULTS: dict[str, Callable[[Row], str]] = {
     "linear %": lambda row: _with_interval(row, "linear_top1"),
     "10 % labels": lambda row: percent(row.values("linear_top1_10pct")),
     "1 % labels": lambda row: percent(row.values("linear_top1_1pct")),
+    "fine-tuned": lambda row: percent(row.values("finetune_top1")),
     "alignment": lambda row: _decimals(row, "alignment"),
     "uniformity": lambda row: _decimals(row, "uniformity"),
     "rank": lambda row: _decimals(row, "effective_rank", 0),
@@ -174,7 +179,7 @@ def results_table(table: Sequence[Row], cells: Mapping[str, Callable[[Row], str]
 
 def _cost(table: Sequence[Row]) -> str:
     runs = [row for row in table if not row.baseline and row.seeds]
-    if not runs:
+    if not any(row.values("seconds") for row in runs):
         return ""
     whole = (
         "" if all(row.seeds < 2 for row in runs)
@@ -186,10 +191,11 @@ def _cost(table: Sequence[Row]) -> str:
 
 def _settings(content: Mapping[str, Any]) -> str:
     options = "".join(f"<li><b>{text(name)}</b> {text(value)}</li>" for name, value in findings.options(content))
+    heading = "The files" if findings.judged_only(content) else "Options of the methods"
     versions = ", ".join(f"{name} {version}" for name, version in content.get("versions", {}).items())
     how = "".join(f"<p>{text(paragraph)}</p>" for paragraph in findings.how(content))
     return (
-        f"{how}{definitions(findings.settings(content))}<h3>Options of the methods</h3><ul class=options>{options}</ul>"
+        f"{how}{definitions(findings.settings(content))}<h3>{heading}</h3><ul class=options>{options}</ul>"
         f"<p class=note>{text(versions)}. {text(content.get('hardware', ''))}. {text(content.get('date', ''))}.</p>"
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,23 +106,46 @@ def percent(values: Sequence[float]) -> str:
     return text if len(values) < 2 else f"{text} ± {100 * statistics.stdev(values):.1f}"
 
 
+#: Heading of the terminal's table -> what stands there.
+TRAINED: dict[str, Callable[[Row], str]] = {
+    "method": lambda row: row.label,
+    "engine": lambda row: row.engine,
+    "seeds": lambda row: f"{row.seeds}" + (f" ({row.failed} failed)" if row.failed else ""),
+    "kNN %": lambda row: percent(row.knn),
+    "linear %": lambda row: percent(row.linear),
+    "train s": lambda row: number(row.seconds),
+    "images/s": lambda row: number(row.images_per_second),
+    "peak MiB": lambda row: number(row.memory),
+}
+#: The same where nothing was trained.
+JUDGED: dict[str, Callable[[Row], str]] = {
+    "weights": lambda row: row.label,
+    "backbone": lambda row: str(row.records[0].get("backbone", "")),
+    "kNN %": lambda row: percent(row.knn),
+    "linear %": lambda row: percent(row.linear),
+    "10 % labels": lambda row: percent(row.values("linear_top1_10pct")),
+    "1 % labels": lambda row: percent(row.values("linear_top1_1pct")),
+    "fine-tuned": lambda row: percent(row.values("finetune_top1")),
+}
+
+
+#: Columns of what is only measured where it is asked for.
+_OPTIONAL = ("fine-tuned",)
+
+
+def with_values(cells: Mapping[str, Callable[[Row], str]], table: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
+    """The columns without those that nobody has asked for."""
+    return {
+        name: cell for name, cell in cells.items() if name not in _OPTIONAL or any(cell(row) != "–" for row in table)
+    }
+
+
 def text_table(results: Mapping[str, Any], metric: str = "knn_top1") -> str:
     """The table for the terminal."""
-    head = ("method", "engine", "seeds", "kNN %", "linear %", "train s", "images/s", "peak MiB")
-    lines = [head]
-    for row in rows(results, metric):
-        lines.append(
-            (
-                row.label,
-                row.engine,
-                f"{row.seeds}" + (f" ({row.failed} failed)" if row.failed else ""),
-                percent(row.knn),
-                percent(row.linear),
-                number(row.seconds),
-                number(row.images_per_second),
-                number(row.memory),
-            )
-        )
+    table = rows(results, metric)
+    cells = with_values(JUDGED if results.get("kind") == "evaluate" else TRAINED, table)
+    head = tuple(cells)
+    lines = [head, *(tuple(cell(row) for cell in cells.values()) for row in table)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     left = {0, 1}
 

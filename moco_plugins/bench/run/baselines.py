@@ -22,11 +22,16 @@ def baselines(settings: Settings, data: Data, seed: int, raw: bool) -> list[dict
     """The records of the baselines of one seed; ``raw``: raw pixels too; a split has the same for every seed."""
     found = []
     if raw:
-        train, test = (_pixels(part, data) for part in (data.train, data.test))
-        found.append({"method": RAW, "label": RAW, "seed": seed, **score(train, test, settings, data, seed)})
+        found.append({"method": RAW, "label": RAW, "seed": seed, **raw_pixels(settings, data, seed)})
     backbone, _ = build_seeded_backbone(settings, data, seed)
     scores, _ = evaluate(backbone, settings, data, seed, settings.methods[0])
     return [*found, {"method": UNTRAINED, "label": UNTRAINED, "seed": seed, **scores}]
+
+
+def raw_pixels(settings: Settings, data: Data, seed: int) -> dict[str, Any]:
+    """The scores of the images themselves."""
+    train, test = (_pixels(part, data) for part in (data.train, data.test))
+    return score(train, test, settings, data, seed)
 
 
 def _pixels(images: Any, data: Data) -> tuple[Tensor, Tensor]:

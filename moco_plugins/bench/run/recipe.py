@@ -17,7 +17,7 @@ from ...hooks import manager as plugins
 from ..plan.data import Data
 from ..plan.presets import OWN_VIEWS
 from ..plan.settings import Settings
-from .weights import fit, read_weights
+from .weights import start_from
 
 #: Views of the core that normalise by themselves; the harness does it instead, as in evaluation.
 _NORMALISING = ("v1", "v2", "v2+", "v3")
@@ -54,7 +54,7 @@ def build_seeded_backbone(settings: Settings, data: Data, seed: int) -> tuple[nn
     with random_state(key(seed, "backbone")):
         backbone, width = build_backbone(str(settings.backbone), data.channels, data.image_size, settings.pretrained)
     if settings.init is not None:
-        fit(backbone, read_weights(settings.init), str(settings.backbone))
+        start_from(backbone, settings.init, str(settings.backbone))
     return backbone.to(memory_format=torch.channels_last), width
 
 
