@@ -83,7 +83,7 @@ def test_crops_of_8_bit_images_are_bytes(mode: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "image", [torch.rand(3, 30, 30), torch.randint(0, 60000, (1, 30, 30)).to(torch.uint16)], ids=str
+    "image", [torch.rand(3, 30, 30), torch.randint(0, 60000, (1, 30, 30)).to(torch.uint16)], ids=["float", "16 bit"]
 )
 def test_crops_of_other_images_are_floats_from_0_to_1(image: torch.Tensor) -> None:
     for crop in TwoViews("v2", 16).crop(image):
