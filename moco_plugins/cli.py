@@ -1,4 +1,4 @@
-"""The command ``moco-plugins``: pretrain, bench, evaluate, train, plugins, speed, report."""
+"""The command ``moco-plugins``: pretrain, bench, evaluate, train, plugins, speed, report, convert, inspect."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from .bench import command as bench_command
 from .bench import evaluate as evaluate_command
 from .bench import pretrain as pretrain_command
+from .checkpoints import command as checkpoint_commands
 from .files import is_full
 from .hooks import manager as plugins
 
@@ -49,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--out", type=Path, help="where the report goes; default: the folder itself, if it is one")
     report.add_argument("--metric", choices=METRICS, default="knn_top1", help="what to sort by")
     report.add_argument("--reference", metavar="LABEL", help="the method that others are compared to; default: moco-v2")
+    checkpoint_commands.add_commands(commands)
     return p
 
 
@@ -94,6 +96,7 @@ def list_plugins() -> int:
         "methods": plugins.methods(),
         "data sets": plugins.datasets(),
         "adapters": plugins.adapters(),
+        "formats": plugins.checkpoint_formats(),
     }
     for kind, table in tables.items():
         for name, (plugin, _) in table.items():
@@ -124,6 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return list_plugins()
         if arguments.command == "report":
             return run_report(arguments)
+        if arguments.command in ("convert", "inspect"):
+            return int(arguments.run(arguments))
         command = {"pretrain": pretrain_command, "evaluate": evaluate_command, "bench": bench_command}[
             arguments.command
         ]

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from moco_plugins import Cosine, MoCo
 from moco_plugins.backbones import build_backbone
+from moco_plugins.checkpoints import load
 from moco_plugins.steps import distributed
 
 from . import batches, frameworks, lengths
@@ -61,6 +62,8 @@ class MoCoBody(_Base):
         num_classes: classes of the targets; turns on online kNN and linear probe. They never change the training.
         knn_k, knn_temperature: 20 and 0.1.
         knn_bank: features of the newest training batches that are kept for kNN.
+        init: weights to start from: a checkpoint of any known format (:func:`moco_plugins.checkpoints.load`). All that it
+            has is taken: backbone, heads, key encoder, queue, steps. It is no hyper-parameter: a checkpoint needs it no more.
         **moco_options: further arguments of :class:`moco_plugins.MoCo`.
 
     Attributes:
@@ -92,11 +95,12 @@ class MoCoBody(_Base):
         knn_k: int = 20,
         knn_temperature: float = 0.1,
         knn_bank: int = 16384,
+        init: str | None = None,
         **moco_options: Any,
     ) -> None:
         super().__init__()
         feature_dim, queue_size, projection_dim = map(_plain, (feature_dim, queue_size, projection_dim))
-        self.save_hyperparameters(ignore=_not_plain({**locals(), **moco_options}))
+        self.save_hyperparameters(ignore=["init", *_not_plain({**locals(), **moco_options})])
         if isinstance(backbone, str):
             backbone, feature_dim = build_backbone(backbone, channels, image_size)
         if feature_dim is None:
@@ -106,6 +110,8 @@ class MoCoBody(_Base):
         self.moco = MoCo(
             backbone, feature_dim, variant, queue_size, projection_dim, momentum, temperature, **moco_options
         )
+        if init is not None:
+            load(init).load_into(self.moco)
         self.recipe = Recipe(optimizer, lr, scale_lr, sgd_momentum, weight_decay, decay_all, schedule, warmup_epochs)
         self.batch_size, self.knn_k, self.knn_temperature = batch_size, knn_k, knn_temperature
         self.probe = OnlineLinearProbe(feature_dim, num_classes) if num_classes else None

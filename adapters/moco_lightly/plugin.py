@@ -10,9 +10,11 @@ from typing import Any
 from torch import nn
 
 from moco_plugins import hookimpl
+from moco_plugins.checkpoints import Format
 from moco_plugins.hooks.engine import Adapter, TrainingJob, TrainingOutcome
 
 from .baselines import BASELINES
+from .formats import FORMATS
 
 _METHODS = {
     "simclr": "SimCLR",
@@ -75,3 +77,9 @@ def moco_adapters() -> Sequence[Adapter]:
             baselines=BASELINES,
         )
     ]
+
+
+@hookimpl
+def moco_checkpoint_formats() -> Mapping[str, Format]:
+    """lightly's and lightly-train's."""
+    return FORMATS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ from mmengine.logging import MessageHub
 from mmengine.model import BaseModel
 from torch import Tensor, nn
 
+from moco_plugins.checkpoints import load
 from moco_plugins.core import moco as core
 from moco_plugins.core.momentum import Cosine
 from moco_plugins.hooks import manager as plugins
@@ -109,7 +111,9 @@ class ConfiguredModel(MethodModel):
             projection head, as in mmpretrain.
         feature_dim: width of the backbone's features; found by trying one image unless given.
         image_size: size of that image, 224.
-        data_preprocessor, init_cfg, metrics_interval: see :class:`MethodModel`.
+        data_preprocessor, init_cfg, metrics_interval: see :class:`MethodModel`. ``dict(type='Pretrained', checkpoint=FILE)``
+            takes a checkpoint of any known format (:func:`moco_plugins.checkpoints.load`) and all that it has; what does not
+            fit is an error.
         options: of the method. A schedule of ``momentum`` or ``temperature`` is written ``dict(start=0.99, end=1.0)``;
             ``key_encoder`` is, like ``backbone``, a config.
 
@@ -141,12 +145,19 @@ class ConfiguredModel(MethodModel):
         method = factory(features, width, **{name: _plain_value(value) for name, value in options.items()})
         if projector is not None:
             _replace_projectors(method, projector)
+        init_cfg, self._start_from = starting_weights(init_cfg)
         super().__init__(method, data_preprocessor, init_cfg, metrics_interval)
 
     def init_weights(self) -> None:
-        """Initialise the whole and the backbone's parts as MMEngine does."""
+        """Initialise the whole and the backbone's parts as MMEngine does; weights of a checkpoint come last."""
         initialise(self.method)
         super().init_weights()
+        if self._start_from is not None:
+            weights, method = load(self._start_from), self.method
+            if isinstance(method, core.MoCo):
+                weights.load_into(method)
+            else:
+                weights.load_backbone_into(method.encoder.backbone)
 
 
 class MoCo(ConfiguredModel):
@@ -160,6 +171,18 @@ def method_type(name: str) -> type[ConfiguredModel]:
     factory = staticmethod(plugins.method_factory(name))
     doc = f"The method {name!r} for MMEngine; see :class:`ConfiguredModel`."
     return type(name, (ConfiguredModel,), {"factory": factory, "__doc__": doc, "__module__": "moco_mmengine"})
+
+
+def starting_weights(init_cfg: Any) -> tuple[Any, str | None]:
+    """Part an ``init_cfg`` into what MMEngine does and a file that we read; its prefixes and addresses stay MMEngine's."""
+    given = [init_cfg] if isinstance(init_cfg, Mapping) else list(init_cfg or [])
+    ours = [
+        cfg["checkpoint"]
+        for cfg in given
+        if cfg.get("type") == "Pretrained" and not cfg.get("prefix") and os.path.exists(str(cfg.get("checkpoint")))
+    ]
+    rest = [cfg for cfg in given if cfg.get("checkpoint") not in ours]
+    return rest or None, str(ours[-1]) if ours else None
 
 
 class _After(nn.Module):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import authors, libraries, own
+from . import authors, detectron2, huggingface, libraries, onnx, own, solo_learn, stable_pretraining, vissl
 from .formats import Format
 
-FORMATS: Mapping[str, Format] = {**own.FORMATS, **authors.FORMATS, **libraries.FORMATS}
+_FAMILIES = (own, authors, libraries, solo_learn, vissl, stable_pretraining, huggingface, detectron2, onnx)
+FORMATS: Mapping[str, Format] = {name: kind for family in _FAMILIES for name, kind in family.FORMATS.items()}

@@ -85,6 +85,9 @@ def _settled(name: str, found: Weights, content: reading.Content, source: str) -
     _same_kind(sides["backbone"], sides["key_backbone"], source, "backbone")
     _same_kind(sides["projector"], sides["key_projector"], source, "projector")
     network = _architecture(found.architecture, sides["backbone"])
+    if network is not None and network.options:
+        own = ", ".join(f"{option}={value}" for option, value in network.options.items())
+        notes.append(f"its {network.name} is built with {own}, which its library's is not by itself")
     if name == "state-dict" and network is not None:
         name = "timm" if network.name.startswith("timm/") else "torchvision"
     return dataclasses.replace(found, format=name, left=tuple(left), notes=tuple(notes), architecture=network, **sides)

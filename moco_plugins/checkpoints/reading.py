@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_PICKLES = (".pth", ".pt", ".ckpt", ".tar", ".torch", ".bin", ".pyth", ".th")
 _ZIP, _PICKLE = b"PK\x03\x04", b"\x80"
 
 
@@ -95,7 +94,7 @@ def read(path: str | Path, trust: bool = False, harmless: Sequence[Any] = ()) ->
         raise FileNotFoundError(f"{path}: there is no such file")
     with path.open("rb") as file:
         start = file.read(16)
-    if path.suffix == ".safetensors":
+    if path.suffix == ".safetensors" or start[8:9] == b"{":
         return _safetensors(path)
     if path.suffix == ".pkl" and start[:1] == _PICKLE and not trust:
         return Content(_arrays(path), "pickle")

@@ -124,8 +124,7 @@ class Weights:
                 f"{', '.join(list(self.backbone)[:3])}; name it: --arch, or weights.with_architecture(name)"
             )
         model, width = self.architecture.build(image_size)
-        state = fitting.fit(self.backbone, model.state_dict(), "backbone", interpolate)
-        model.load_state_dict(state)
+        self.load_backbone_into(model, interpolate)
         return model, width
 
     def load_into(self, moco: MoCo, interpolate: bool = False) -> tuple[str, ...]:
@@ -141,6 +140,15 @@ class Weights:
             ValueError: something does not fit; the message says what differs.
         """
         return fitting.load_into(self, moco, interpolate)
+
+    def load_backbone_into(self, module: nn.Module, interpolate: bool = False) -> None:
+        """Load the backbone alone into ``module``, which may call its parts as in :meth:`load_into`.
+
+        Raises:
+            ValueError: it does not fit; the message says what differs.
+        """
+        state = fitting.fit(self.backbone, module.state_dict(), "backbone", interpolate)
+        module.load_state_dict(state, strict=False)  # num_batches_tracked may be missing in old files
 
     def build_moco(self, **options: Any) -> MoCo:
         """Build the MoCo that these weights are of and load them; ``options`` are those of :class:`moco_plugins.MoCo`.

@@ -37,14 +37,17 @@ class MoCo(nn.Module):
     Args:
         backbone: images -> (N, feature_dim). It becomes ``query_encoder.backbone``.
         feature_dim: width of the backbone's features.
-        variant: "v1", "v2", "v2+" or "v3".
+        variant: "v1", "v2", "v2+", "v3" (as for vision transformers) or "v3-resnet" (the authors' form for ResNets: two
+            projection layers, a predictor whose last layer has no BatchNorm, T = 1). The loss of v3 is the mean of both
+            directions; the authors' is their sum times 2 T, 4 T times ours: 0.8 at T = 0.2 and 4 at T = 1. With SGD
+            multiply the learning rate by it; LARS and AdamW do not notice.
         queue_size: K; 65536. 0 for none (v3), which needs ``in_batch_negatives``.
         projection_dim: D; 128, v3: 256.
         momentum: m, the fraction of the key encoder that is kept at each step; 0.999, v3: 0.99 to 1 by cosine.
             A number, or a function of (step, total steps or None).
-        temperature: T; v1: 0.07, others: 0.2. A number, or a function of (step, total steps or None).
+        temperature: T; v1: 0.07, v3-resnet: 1, others: 0.2. A number, or a function of (step, total steps or None).
         hidden_dim: width of the heads' hidden layers; feature_dim, v3: 4096.
-        projection_layers: linear layers of the projection head; v1: 1, v2: 2, v3: 3.
+        projection_layers: linear layers of the projection head; v1: 1, v2: 2, v3: 3, v3-resnet: 2.
         head_batch_norm: BatchNorm in the heads; v3 only.
         predictor: a prediction head on the queries; v3 only.
         symmetric: each view is query and key in turn; the loss is the mean of both. v2+ and v3.

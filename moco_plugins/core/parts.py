@@ -30,7 +30,7 @@ def build_encoders(
     if projector is None:
         projector = projection_head(feature_dim, hidden, dim, settings.projection_layers, norm)
     query = Encoder(backbone, projector, feature_dim)
-    predictor = projection_head(dim, hidden, dim, 2, norm) if settings.predictor else None
+    predictor = projection_head(dim, hidden, dim, 2, norm, settings.predictor_norm) if settings.predictor else None
     key = Encoder(second_backbone(backbone, key_encoder), copy.deepcopy(projector), feature_dim)
     key.requires_grad_(False)
     copy_module(query, key)

@@ -27,6 +27,7 @@ class Variant:
     projection_layers: int
     head_batch_norm: bool
     predictor: bool
+    predictor_norm: bool  #: BatchNorm after the predictor's last layer, where heads have BatchNorm
     symmetric: bool
     in_batch_negatives: bool
     shuffle_bn: bool
@@ -41,6 +42,7 @@ V1 = Variant(
     projection_layers=1,  # one fully-connected layer, section 3.3
     head_batch_norm=False,
     predictor=False,
+    predictor_norm=True,
     symmetric=False,
     in_batch_negatives=False,
     shuffle_bn=True,  # section 3.3
@@ -54,6 +56,7 @@ V2 = Variant(
     projection_layers=2,  # section 3
     head_batch_norm=False,
     predictor=False,
+    predictor_norm=True,
     symmetric=False,
     in_batch_negatives=False,
     shuffle_bn=True,
@@ -68,11 +71,14 @@ V3 = Variant(
     projection_layers=3,  # section 4.1; the authors' ResNet-50 runs use 2
     head_batch_norm=True,
     predictor=True,  # section 3
+    predictor_norm=True,
     symmetric=True,  # algorithm 1
     in_batch_negatives=True,  # algorithm 1
     shuffle_bn=False,
 )
-VARIANTS = {"v1": V1, "v2": V2, "v2+": V2_PLUS, "v3": V3}
+#: What the authors' code builds around a ResNet (facebookresearch/moco-v3, MoCo_ResNet and its README).
+V3_RESNET = Variant(**{**vars(V3), "temperature": 1.0, "projection_layers": 2, "predictor_norm": False})
+VARIANTS = {"v1": V1, "v2": V2, "v2+": V2_PLUS, "v3": V3, "v3-resnet": V3_RESNET}
 
 
 def settle(variant: str, **given: Any) -> Variant:
@@ -87,18 +93,20 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, numbers.Integral) and not isinstance(value, bool) else value
 
 
-def projection_head(in_dim: int, hidden_dim: int, out_dim: int, layers: int, batch_norm: bool) -> nn.Sequential:
+def projection_head(
+    in_dim: int, hidden_dim: int, out_dim: int, layers: int, batch_norm: bool, last_norm: bool = True
+) -> nn.Sequential:
     """Build a projection (or prediction) head of ``layers`` linear layers: (N, in_dim) -> (N, out_dim).
 
     Without BatchNorm: Linear and ReLU in turn (v1, v2). With it, linear layers have no bias and each is followed by
-    BatchNorm, the last one without scale and shift (v3).
+    BatchNorm, the last one without scale and shift (v3), or not at all (``last_norm=False``).
     """
     head = nn.Sequential()
     for i in range(layers):
         last = i == layers - 1
         width = out_dim if last else hidden_dim
         head.append(nn.Linear(in_dim if i == 0 else hidden_dim, width, bias=not batch_norm))
-        if batch_norm:
+        if batch_norm and (last_norm or not last):
             head.append(nn.BatchNorm1d(width, affine=not last))
         if not last:
             head.append(nn.ReLU(inplace=True))

@@ -1,14 +1,12 @@
 # MoCo v3 with ResNet-50 (Chen, Xie & He 2021, arXiv:2104.02057). Settings of the authors' 300-epoch run (CONFIG.md of
 # facebookresearch/moco-v3): LARS, rate 0.3 x batch / 256, weight decay 1e-6, warm-up of 10 epochs, m from 0.99 to 1, T 1,
-# heads of two layers, crops from 0.2; linear probe 72.8 % top-1. Theirs has no BatchNorm at the end of the predictor. They
+# heads of two layers, crops from 0.2; linear probe 72.8 % top-1. They
 # multiply the loss by 4T; LARS does not see the scale of a loss, so here it is left out.
 _base_ = ["./_base_/imagenet.py"]
 epochs, warmup = 300, 10
 model = dict(
     type="moco_plugins.MoCo",
-    variant="v3",  # no queue: the other keys of the batch; symmetric; projection and prediction head
-    temperature=1.0,
-    projection_layers=2,
+    variant="v3-resnet",  # no queue: the other keys of the batch; symmetric; projection and prediction head; T 1
     backbone=dict(type="moco_plugins.Backbone", name="resnet50"),
 )
 train_dataloader = dict(
