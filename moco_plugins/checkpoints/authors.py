@@ -42,7 +42,10 @@ def read_moco(content: Content) -> Weights | None:
 
 def read_v3(content: Content) -> Weights | None:
     """v3: base and momentum encoder whose ``fc`` (ResNet) or ``head`` (ViT) is the head, and a predictor."""
-    if not content.has("base_encoder.", "predictor.") or content.has("base_encoder.0."):
+    known = ("base_encoder.", "momentum_encoder.", "predictor.")
+    if not content.has("base_encoder.") or content.has("base_encoder.0."):
+        return None
+    if not all(name.startswith(known) for name in content.state):
         return None
     backbone, projector = _apart(content.take("base_encoder."))
     key_backbone, key_projector = _apart(content.take("momentum_encoder."))
@@ -81,7 +84,7 @@ def write_moco(weights: Weights, path: Path, part: str) -> None:
 
     Of "encoder" there is the query encoder; of "all" the key encoder and the queue as well.
     """
-    v3 = bool(weights.predictor) or TIMM_VIT.speaks(weights.backbone)
+    v3 = bool(weights.predictor) or (weights.queue is None and TIMM_VIT.speaks(weights.backbone))
     query, key = ("base_encoder", "momentum_encoder") if v3 else ("encoder_q", "encoder_k")
     head = "head" if TIMM_VIT.speaks(weights.backbone) else "fc"
     state = {f"{query}.{name}": value for name, value in weights.backbone.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,13 @@ def write_safetensors(weights: Weights, path: Path, part: str) -> None:
     save_file(
         {name: value.detach().contiguous().clone() for name, value in state.items()}, path, metadata(weights, part)
     )
+    path.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner reads
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _numbers(weights: Weights) -> dict[str, Tensor]:

@@ -94,7 +94,7 @@ def read(path: str | Path, trust: bool = False, harmless: Sequence[Any] = ()) ->
         raise FileNotFoundError(f"{path}: there is no such file")
     with path.open("rb") as file:
         start = file.read(16)
-    if path.suffix == ".safetensors" or start[8:9] == b"{":
+    if start[8:9] == b"{" or (path.suffix == ".safetensors" and start[:4] != _ZIP):
         return _safetensors(path)
     if path.suffix == ".pkl" and start[:1] == _PICKLE and not trust:
         return Content(_arrays(path), "pickle")
