@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,11 @@ class History:
 
 def harmless() -> list[Any]:
     """What torch's unpickler may build in place of MMEngine's log history: for ``torch.serialization.safe_globals``."""
+    if "mmengine.logging" in sys.modules:  # then the history itself is what torch may build, as everywhere
+        from .checkpoints import allow_message_hub
+
+        allow_message_hub()
+        return []
     # numpy 2 has renamed the module that its arrays are rebuilt by; checkpoints of both may come.
     rebuild: list[Any] = [
         (function, f"numpy.{core}.multiarray.{name}")

@@ -134,7 +134,7 @@ def load_into(weights: Weights, moco: MoCo, interpolate: bool) -> tuple[str, ...
     trained = bool(weights.key_backbone) and (bool(weights.key_projector) or not weights.projector)
     if not trained:
         key.load_state_dict(query.state_dict())
-    moco.boundary.reset(max(int(trained), weights.steps or 0))
+    moco.boundary.reset(int(trained) if weights.steps is None else weights.steps)
     moco.prepared, moco.monitor.last = False, None
     return tuple(left)
 

@@ -30,8 +30,7 @@ class Content:
     Attributes:
         raw: all of it, as it was saved.
         state: the tensors in it by name, from the place where most formats have them; DDP's ``module.`` is taken off.
-        about: what stands beside the tensors as text: a folder's config.json, the metadata of a safetensors file, and of
-            FILE.safetensors also FILE.json.
+        about: what stands beside the tensors as text: a folder's config.json, the metadata of a safetensors file.
         kind: "torch", "safetensors", "pickle" (plain, of numpy arrays) or "folder" (Hugging Face).
     """
 
@@ -76,10 +75,10 @@ def _tensors(raw: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def read(path: str | Path, trust: bool = False, harmless: Sequence[Any] = ()) -> Content:
-    """Read a checkpoint file, or a folder that ``save_pretrained`` wrote.
+    """Read a checkpoint.
 
     Args:
-        path: of the file or folder.
+        path: of the file, or of a folder that ``save_pretrained`` or ``moco-plugins pretrain`` wrote.
         trust: unpickle anything, code included. For files of known origin.
         harmless: what the unpickler may build besides tensors, as for ``torch.serialization.add_safe_globals``.
 
@@ -119,7 +118,8 @@ def _torch(path: Path, trust: bool, harmless: Sequence[Any]) -> Mapping[str, Any
     try:
         with warnings.catch_warnings(), _allowed(harmless):
             warnings.simplefilter("ignore")
-            raw = torch.load(path, map_location="cpu", weights_only=not trust)
+            with path.open("rb") as file:  # of a path torch believes the suffix, whatever the file is
+                raw = torch.load(file, map_location="cpu", weights_only=not trust)
     except pickle.UnpicklingError as error:
         raise ValueError(_refusal(path, error)) from error
     except Exception as error:
@@ -133,10 +133,8 @@ def _torch(path: Path, trust: bool, harmless: Sequence[Any]) -> Mapping[str, Any
 
 @contextlib.contextmanager
 def _allowed(harmless: Sequence[Any]) -> Iterator[None]:
-    if not harmless:
-        yield
-        return
-    with torch.serialization.safe_globals(list(harmless)):
+    before = torch.serialization.get_safe_globals()  # the context would take these away when it ends
+    with torch.serialization.safe_globals([thing for thing in harmless if thing not in before]):
         yield
 
 
@@ -183,9 +181,8 @@ def _safetensors(path: Path) -> Content:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (error_type, OSError, ValueError) as error:
         raise ValueError(f"{path}: the file is damaged or cut off ({_line(error)})") from error
-    beside = path.with_suffix(".json")
-    if beside.is_file():
-        about = {**_json(beside), **about}
+    if "moco_plugins" in about:  # the weights of ``moco-plugins pretrain``
+        about |= _parsed(about["moco_plugins"], path)
     return Content(state, "safetensors", about)
 
 
@@ -201,9 +198,13 @@ def need_safetensors() -> tuple[Any, type[Exception]]:
 
 
 def _json(path: Path) -> dict[str, Any]:
+    return _parsed(path.read_bytes(), path)
+
+
+def _parsed(text: str | bytes, path: Path) -> dict[str, Any]:
     try:
-        read = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+        read = json.loads(text)
+    except ValueError as error:
         raise ValueError(f"{path}: it is not JSON ({_line(error)})") from error
     if not isinstance(read, dict):
         raise ValueError(f"{path}: it holds a {type(read).__name__}, not an object")
@@ -211,7 +212,9 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _folder(path: Path) -> Content:
-    """A folder of Hugging Face's ``save_pretrained``: config.json and weights, in one file or in shards."""
+    """Hugging Face's ``save_pretrained`` (config.json and weights, in one file or in shards), or of ``pretrain``."""
+    if (path / "weights.safetensors").is_file():
+        return _safetensors(path / "weights.safetensors")
     if not (path / "config.json").is_file():
         raise ValueError(f"{path}: a folder without config.json; Hugging Face's save_pretrained writes one")
     for name in ("model.safetensors", "pytorch_model.bin"):

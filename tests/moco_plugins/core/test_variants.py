@@ -244,3 +244,15 @@ def test_own_projection_head_is_used_and_copied_for_the_keys() -> None:
     assert torch.equal(moco.key_encoder.projector[2].weight, head[2].weight)
     assert moco.key_encoder.projector[2].weight is not head[2].weight
     moco([torch.randn(2, 3, 2, 2), torch.randn(2, 3, 2, 2)]).backward()
+
+
+def test_v3_resnet_is_the_authors_form_around_a_resnet():
+    """facebookresearch/moco-v3, MoCo_ResNet: a projector of two layers, a predictor without BatchNorm at its end, T 1."""
+    moco = MoCo(nn.Sequential(nn.Flatten(), nn.Linear(12, 6)), 6, "v3-resnet", projection_dim=4, hidden_dim=8)
+    kinds = [type(module).__name__ for module in moco.query_encoder.projector]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d"]
+    assert [type(module).__name__ for module in moco.predictor] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert moco.temperature == 1.0
+    assert all(module.bias is None for module in moco.predictor if isinstance(module, nn.Linear))
+    of_v3 = MoCo(nn.Sequential(nn.Flatten(), nn.Linear(12, 6)), 6, "v3", projection_dim=4, hidden_dim=8).predictor
+    assert type(of_v3[-1]).__name__ == "BatchNorm1d"
