@@ -121,6 +121,8 @@ class _Epochs:
 
     def __iter__(self) -> Iterator[Any]:
         first, self.first = {"first": self.first} if self.first else {}, 0
+        if hasattr(self.loader, "device"):  # makes the views there
+            self.loader.device = self.trainer.strategy.root_device
         for name in ("batch_sampler", "sampler"):
             set_epoch = getattr(getattr(self.loader, name, None), "set_epoch", None)
             if set_epoch is not None:

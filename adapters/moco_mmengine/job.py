@@ -154,6 +154,8 @@ class _JobHook(Hook):
     def before_train_epoch(self, runner: Any) -> None:
         """Choose the epoch's shuffle, and where it begins."""
         loader = runner.train_dataloader
+        if hasattr(loader, "device"):  # makes the views there
+            loader.device = self.device
         first = {"first": self.batch} if self.batch else {}
         for sampler in (loader.batch_sampler, loader.sampler):
             if hasattr(sampler, "set_epoch"):

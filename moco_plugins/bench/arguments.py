@@ -100,7 +100,12 @@ def add_how(p: argparse.ArgumentParser, out: str) -> Any:
     how.add_argument("--devices", type=int, default=1, metavar="N", help="processes, one device each")
     how.add_argument("--nodes", dest="num_nodes", type=int, default=1, metavar="N")
     how.add_argument("--precision", default="32", help="32, bf16-mixed, 16-mixed")
-    how.add_argument("--workers", type=int, default=0, metavar="N", help="processes that load images")
+    how.add_argument(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="processes that load images; default: none for images in memory, else one a core, at most 8",
+    )
     how.add_argument(
         "--checkpoint-minutes",
         type=float,

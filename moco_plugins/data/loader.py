@@ -6,6 +6,7 @@ rank) alone: nothing depends on how many random numbers an engine, an evaluation
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -85,6 +86,9 @@ class ViewPairs(Dataset[_Numbered]):
         seed: with the epoch, the batch number and the rank it decides all draws.
     """
 
+    #: Batches are handed on as they are loaded, and :meth:`complete` is left to whoever has the device.
+    only_load = False
+
     def __init__(self, images: Any, views: Callable[[Any], Any], finish: Callable[[Tensor], Tensor], seed: int) -> None:
         self.images, self.views, self.finish, self.seed = images, views, finish, seed
 
@@ -98,7 +102,7 @@ class ViewPairs(Dataset[_Numbered]):
         """Make the views of a whole batch."""
         place = indices if isinstance(indices, Place) else Place(indices, 0, indices[0], 0)
         loaded, labels = self.load(place)
-        return self.complete(loaded, place), labels, torch.tensor(list(place))
+        return loaded if self.only_load else self.complete(loaded, place), labels, torch.tensor(list(place))
 
     def load(self, place: Place) -> tuple[tuple[Tensor, ...], Tensor]:
         """What must be done image by image: a batch of images, or one for each view, and the labels."""
@@ -140,18 +144,25 @@ class StepLoader(DataLoader[Any]):
     """The training loader: yields ``((view, view), labels)`` and seeds the method's own draws of each step.
 
     ``on_batch`` is told the image numbers of each batch before it is yielded (for a memory bank), ``on_start`` when an
-    epoch begins.
+    epoch begins. ``device``, where an engine sets it, is where the views are made of what was loaded; on the CPU it is
+    done where it is loaded, in worker processes if there are any.
     """
 
+    device: torch.device | None = None
     on_batch: Callable[[Tensor], None] | None = None
     on_start: Callable[[], None] | None = None
 
     def __iter__(self) -> Any:
         batches: Any = self.batch_sampler
+        pairs: Any = self.dataset
         epoch, rank = batches.epoch, distributed.rank()
+        pairs.only_load = self.device is not None and self.device.type != "cpu"
         if self.on_start is not None:
             self.on_start()
         for number, (views, labels, indices) in enumerate(super().__iter__(), start=batches.first):
+            if pairs.only_load:
+                there = tuple(part.to(self.device, non_blocking=True) for part in views)
+                views = pairs.complete(there, Place(indices.tolist(), epoch, number, rank))
             torch.manual_seed(key(batches.seed, "step", epoch, number, rank))
             if self.on_batch is not None:
                 self.on_batch(indices)
@@ -169,6 +180,19 @@ class StepLoader(DataLoader[Any]):
 
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def fitting_workers(images: Any, processes: int = 1) -> int:
+    """How many processes should load: none where all images are in memory, else one a core, at most eight a process.
+
+    Args:
+        images: the data set.
+        processes: that train on this machine and share its cores.
+    """
+    if isinstance(images, ImageArray):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(8, cores // processes))
 
 
 def make_loader(

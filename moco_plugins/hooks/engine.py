@@ -19,7 +19,8 @@ class TrainingJob:
 
     ``loader`` is a ``torch.utils.data.DataLoader`` that yields ``(views, labels)``, with views a pair of (N, C, H, W).
     The engine calls ``set_epoch(epoch)`` on the loader's ``batch_sampler`` (or ``sampler``) before each epoch where
-    there is one, steps the scheduler once per optimiser step, and leaves all other state to the method itself.
+    there is one, and sets its ``device`` where it has such an attribute: the views are made there. It steps the scheduler
+    once per optimiser step, and leaves all other state to the method itself.
     """
 
     method: nn.Module

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import torch
 
+from ...data.loader import fitting_workers
 from ...hooks import manager as plugins
 from .ablations import ABLATIONS
 from .budget import Budget
@@ -65,6 +66,7 @@ def complete(settings: Settings, data: Data) -> Settings:
         views=views,
         view_options=settings.view_options or (dict(preset.view_options) if views == preset.views else {}),
         image_size=data.image_size,
+        workers=settings.workers if settings.workers is not None else fitting_workers(data.pretrain, settings.devices),
         learning_rate=settings.learning_rate if settings.learning_rate is not None else preset.learning_rate,
         weight_decay=settings.weight_decay if settings.weight_decay is not None else preset.weight_decay,
     )

@@ -58,7 +58,7 @@ class Settings:
     devices: int = 1
     num_nodes: int = 1
     precision: str = "32"
-    workers: int = 0
+    workers: int | None = None
     checkpoint_minutes: float = 5.0
     pretrained: bool = False
     init: str | None = None

@@ -31,6 +31,8 @@ class Normalise:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Normalise (N, C, H, W)."""
+        if images.device != self.mean.device:
+            self.mean, self.std = self.mean.to(images.device), self.std.to(images.device)
         return ((images - self.mean) / self.std).contiguous(memory_format=torch.channels_last)
 
 
@@ -61,7 +63,7 @@ def build_seeded_backbone(settings: Settings, data: Data, seed: int) -> tuple[nn
 def build_loader(settings: Settings, data: Data, method: str, seed: int) -> StepLoader:
     """The training loader of a run."""
     views, finish = build_views(settings, method), Normalise(data.mean, data.std)
-    return make_loader(data.pretrain, views, finish, settings.batch_size or 1, key(seed, "data"), settings.workers)
+    return make_loader(data.pretrain, views, finish, settings.batch_size or 1, key(seed, "data"), settings.workers or 0)
 
 
 def adamw(settings: Settings) -> Callable[[nn.Module], Optimizer]:

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from moco_plugins import TwoViews
 from moco_plugins.core.views import AffineViews
 from moco_plugins.data.arrays import ImageArray
 from moco_plugins.data.images import as_batch
-from moco_plugins.data.loader import EpochBatches, make_loader
+from moco_plugins.data.loader import EpochBatches, Place, ViewPairs, fitting_workers, make_loader
 from moco_plugins.data.seeding import key, random_state
 
 
@@ -55,6 +57,71 @@ def test_views_of_a_pair_differ_and_labels_belong() -> None:
 def test_worker_processes_make_the_same_batches() -> None:
     views = TwoViews("v2", 12)
     assert same(batches(epoch=2, views=views), batches(epoch=2, views=views, workers=2))
+
+
+class Photographs(torch.utils.data.Dataset[Any]):
+    """Images of different sizes, one by one, as a folder has them."""
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        pixels = np.random.default_rng(index).integers(0, 256, (20 + index, 50 - index, 3), dtype=np.uint8)
+        return Image.fromarray(pixels), index % 5
+
+
+@pytest.mark.parametrize("data", [images(channels=3), Photographs()], ids=["in memory", "photographs"])
+@pytest.mark.parametrize("variant", ["v2", "v3"])
+def test_views_are_the_same_wherever_they_are_made(data: Any, variant: str) -> None:
+    """In this process, in workers, or on the device of an engine: the draws are those of seed, epoch and batch."""
+
+    def made(workers: int = 0, device: str | None = None) -> list[Any]:
+        loader = make_loader(data, TwoViews(variant, 12), lambda batch: batch, 16, 0, workers)
+        loader.batch_sampler.set_epoch(1)
+        found = []
+        if (
+            device is not None
+        ):  # any but the CPU is left to the loader to finish; here "the device" is the CPU all the same
+            loader.dataset.only_load = True
+            places = list(loader.batch_sampler)
+            for (loaded, labels, _), place in zip(loader.__class__.__base__.__iter__(loader), places, strict=True):
+                assert all(part.dtype == torch.uint8 for part in loaded)
+                found.append((loader.dataset.complete(loaded, place), labels))
+            return found
+        return list(loader)
+
+    reference = made()
+    assert reference[0][0][0].shape == (16, 3, 12, 12)
+    assert reference[0][0][0].dtype == torch.float32
+    assert same(reference, made(workers=2))
+    assert same(reference, made(device="somewhere"))
+
+
+def test_crops_are_handed_on_as_bytes() -> None:
+    pairs = ViewPairs(Photographs(), TwoViews("v2", 12), lambda batch: batch, 0)
+    (first, second), labels = pairs.load(Place([3, 1, 8], 0, 0, 0))
+    assert first.dtype == second.dtype == torch.uint8
+    assert first.shape == second.shape == (3, 3, 12, 12)
+    assert labels.tolist() == [3, 1, 3]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("data", [images(channels=3), Photographs()], ids=["in memory", "photographs"])
+def test_views_are_finished_on_the_device(data: Any) -> None:
+    here = list(make_loader(data, TwoViews("v2", 12), lambda batch: batch, 16, 0))
+    loader = make_loader(data, TwoViews("v2", 12), lambda batch: batch, 16, 0, workers=2)
+    loader.device = torch.device("cuda")
+    for (ours, _), (theirs, _) in zip(here, loader, strict=True):
+        assert all(view.is_cuda for view in theirs)
+        assert all(torch.allclose(a, b.cpu(), atol=1e-4) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_workers_fit_the_machine_and_images_in_memory_need_none() -> None:
+    assert fitting_workers(images()) == 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    assert fitting_workers(Photographs()) == min(8, cores)
+    assert fitting_workers(Photographs(), processes=10 * cores) == 1
 
 
 def test_each_step_has_its_own_draws_whatever_was_drawn_before() -> None:
