@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .sizes import Size, sides, written
+
 _CIFAR = "-cifar"
 #: torchvision's four names for the classifier of a model.
 HEADS = ("fc", "classifier", "head", "heads")
@@ -46,7 +48,7 @@ def _block(channels: int, out: int, kernel: int, stride: int) -> list[nn.Module]
 
 
 def build_backbone(
-    name: str, channels: int = 3, image_size: int = 224, pretrained: bool = False
+    name: str, channels: int = 3, image_size: Size = 224, pretrained: bool = False
 ) -> tuple[nn.Module, int]:
     """Build a backbone without its classifier; return it with the width of its features.
 
@@ -56,7 +58,7 @@ def build_backbone(
             pixels (He et al. 2016, arXiv:1512.03385, section 4.2); a timm model, as "timm/NAME", or just NAME where
             torchvision has no model of that name.
         channels: channels of the images.
-        image_size: height and width of the images in pixels.
+        image_size: height and width of the images in pixels, or (height, width).
         pretrained: start from the weights that the library downloads.
 
     Returns:
@@ -68,9 +70,9 @@ def build_backbone(
         LookupError: no library has a model called ``name``; the message lists what there is.
         ValueError: the model cannot take such images, or has no weights to download.
     """
-    for argument, value in (("channels", channels), ("image_size", image_size)):
-        if not isinstance(value, numbers.Integral) or value < 1:
-            raise ValueError(f"{argument}={value!r} must be a whole number of at least 1")
+    if not isinstance(channels, numbers.Integral) or channels < 1:
+        raise ValueError(f"channels={channels!r} must be a whole number of at least 1")
+    sides("image_size", image_size)
     if name == "convnet":
         if pretrained:
             raise ValueError("pretrained=True: 'convnet' has no published weights; use a torchvision or timm model")
@@ -100,13 +102,18 @@ def _unknown(name: str, torchvision_models: list[str]) -> str:
     )
 
 
-def _torchvision(name: str, channels: int, image_size: int, pretrained: bool) -> tuple[nn.Module, int]:
+def _torchvision(name: str, channels: int, image_size: Size, pretrained: bool) -> tuple[nn.Module, int]:
     from torchvision import models
 
     base = name.removesuffix(_CIFAR)
     options: dict[str, Any] = {"weights": "DEFAULT" if pretrained else None}
     if base.startswith("vit_"):
-        options["image_size"] = image_size
+        height, width = sides("image_size", image_size)
+        if height != width:
+            raise ValueError(
+                f"backbone={name!r} takes squares, not {written(image_size)}; use one of timm's, as timm/NAME"
+            )
+        options["image_size"] = height
     if base in ("googlenet", "inception_v3"):
         options |= {"init_weights": True, "aux_logits": pretrained}
     model = models.get_model(base, **options)
@@ -145,7 +152,7 @@ def _change_channels(model: nn.Module, channels: int) -> None:
             return
 
 
-def _without_head(model: nn.Module, name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
+def _without_head(model: nn.Module, name: str, channels: int, image_size: Size) -> tuple[nn.Module, int]:
     for head in HEADS:
         if hasattr(model, head):
             # Flatten has no weights, and convnets whose classifier pools or flattens still return (N, D).
@@ -157,14 +164,14 @@ def _without_head(model: nn.Module, name: str, channels: int, image_size: int) -
 
 
 @torch.no_grad()
-def _width(model: nn.Module, name: str, channels: int, image_size: int) -> int:
+def _width(model: nn.Module, name: str, channels: int, image_size: Size) -> int:
     """Find the width of the features by trying one image."""
     model.eval()
     try:
-        features: Tensor = model(torch.zeros(1, channels, image_size, image_size))
+        features: Tensor = model(torch.zeros(1, channels, *sides("image_size", image_size)))
     except Exception as error:
         raise ValueError(
-            f"backbone={name!r} cannot take images of {channels} x {image_size} x {image_size}: {error}. "
+            f"backbone={name!r} cannot take images of {channels} x {written(image_size)}: {error}. "
             "Use a larger image_size, or convnet or resnet18-cifar for small images"
         ) from error
     finally:
@@ -186,7 +193,7 @@ def _timm_has(name: str) -> bool:
     return bool(timm.is_model(name))
 
 
-def _timm(name: str, channels: int, image_size: int, pretrained: bool) -> tuple[nn.Module, int]:
+def _timm(name: str, channels: int, image_size: Size, pretrained: bool) -> tuple[nn.Module, int]:
     if not _timm_installed():
         raise LookupError(f"backbone='timm/{name}': timm is not installed: pip install \"moco-plugins[timm]\"")
     import timm

@@ -24,6 +24,7 @@ from .core.momentum import MomentumRule, ema
 from .core.views import AffineViews, TwoViews
 from .data.datasets import DATASETS
 from .hooks.specs import hookimpl
+from .sizes import Size
 
 #: The names that each building hook answers to here.
 PARTS = {
@@ -67,7 +68,7 @@ def moco_build_loss(name: str, options: Mapping[str, Any]) -> ContrastiveLoss | 
 
 
 @hookimpl
-def moco_build_views(name: str, image_size: int, options: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+def moco_build_views(name: str, image_size: Size, options: Mapping[str, Any]) -> Callable[[Any], Any] | None:
     """The papers' views, and batched affine ones."""
     if name == "affine":
         return AffineViews(image_size, **options)

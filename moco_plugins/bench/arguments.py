@@ -9,6 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from ..sizes import parse_size
 from .plan.settings import Settings
 
 
@@ -72,7 +73,7 @@ def add_recipe(p: argparse.ArgumentParser, methods: str) -> None:
     )
     recipe.add_argument("--weight-decay", type=float, metavar="X")
     recipe.add_argument("--views", metavar="NAME", help="affine, v1, v2, v3, one of a plugin, or own: each method's")
-    recipe.add_argument("--image-size", type=int, metavar="PIXELS")
+    recipe.add_argument("--image-size", type=parse_size, metavar="PIXELS", help="of a side, or HEIGHTxWIDTH")
     recipe.add_argument(
         "--option",
         "-o",

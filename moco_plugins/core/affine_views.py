@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..sizes import Size, sides
 from .view_images import to_float
 
 
@@ -18,7 +19,7 @@ class AffineViews:
     images' device.
 
     Args:
-        image_size: side of a view, or 0 for the images' own.
+        image_size: side of a view, or (height, width), or 0 for the images' own.
         rotation: largest angle, radians. scale: range of the zoom. shift: largest shift, as a fraction of half the
             side. shear: largest shear. noise: standard deviation of additive noise.
     """
@@ -27,7 +28,7 @@ class AffineViews:
 
     def __init__(
         self,
-        image_size: int = 0,
+        image_size: Size = 0,
         rotation: float = 0.25,
         scale: tuple[float, float] = (0.9, 1.4),
         shift: float = 0.2,
@@ -59,7 +60,7 @@ class AffineViews:
             torch.stack([cos, -sin + shear * cos, uniform(-self.shift, self.shift)], 1),
             torch.stack([sin, cos + shear * sin, uniform(-self.shift, self.shift)], 1),
         ]
-        size = [n, channels, self.image_size or height, self.image_size or width]
+        size = [n, channels, *(sides("image_size", self.image_size) if self.image_size else (height, width))]
         grid = F.affine_grid(torch.stack(rows, 1).to(images.device), size, align_corners=False)  # N x H x W x 2
         view = F.grid_sample(images, grid, align_corners=False)
         return view + self.noise * torch.randn(view.shape).to(view.device) if self.noise else view

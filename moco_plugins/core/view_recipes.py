@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -56,20 +56,6 @@ class Recipe:
             *([v2.RandomSolarize(threshold=self.threshold, p=self.solarise_p)] if self.solarise_p else []),
             *([v2.RandomHorizontalFlip(self.flip_p)] if self.flip_p else []),
         ]
-
-
-def size_of(name: str, size: int | Sequence[int]) -> tuple[int, int]:
-    """Read a size, pixels: one number for a square, or (height, width).
-
-    Raises:
-        ValueError, TypeError: neither, or below 1.
-    """
-    sides = (size, size) if isinstance(size, int) else tuple(size) if isinstance(size, Sequence) else ()
-    if len(sides) != 2 or not all(isinstance(side, int) for side in sides):
-        raise TypeError(f"{name}={size!r} must be a whole number of pixels, or (height, width)")
-    if min(sides) < 1:
-        raise ValueError(f"{name}={size!r} must be at least 1 pixel")
-    return int(sides[0]), int(sides[1])
 
 
 def recipes(variant: str, size: tuple[int, int], min_scale: float | None) -> tuple[Recipe, Recipe]:

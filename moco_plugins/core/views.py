@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..sizes import Size, sides
 from .affine_views import AffineViews as AffineViews
 from .augment_colour import per_channel
 from .augment_space import resized_crop
 from .view_draws import draw_crop, draw_crops, draw_look, draw_looks
 from .view_images import pixels, readable, size_of_image, to_float
-from .view_recipes import Transform, recipes, size_of
+from .view_recipes import Transform, recipes
 from .view_render import joined, render, render_one
 
 #: ImageNet's channel means and standard deviations, as in all of the authors' code.
@@ -53,12 +54,12 @@ class TwoViews:
     def __init__(
         self,
         variant: str = "v2",
-        image_size: int | tuple[int, int] = 224,
+        image_size: Size = 224,
         min_scale: float | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
     ) -> None:
-        self.recipes = recipes(variant, size_of("image_size", image_size), min_scale)
+        self.recipes = recipes(variant, sides("image_size", image_size), min_scale)
         _check_statistics(mean, std)
         self.variant, self.image_size = variant, image_size
         self.mean, self.std = mean, std

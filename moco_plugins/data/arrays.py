@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ..sizes import as_size
+
 
 class DataNotFoundError(FileNotFoundError):
     """A data set is not on disk, or the package that carries it is not installed; says how to get it."""
@@ -34,7 +36,7 @@ class ImageArray(Dataset[tuple[Tensor, int]]):
             raise ValueError(f"labels has {len(labels)} entries and images {len(images)}; each image needs one")
         self.images, self.name, self.classes = images, name, tuple(classes)
         self.labels = labels.long() if labels is not None else None
-        self.channels, self.image_size = images.shape[1], images.shape[2]
+        self.channels, self.image_size = images.shape[1], as_size(*images.shape[2:])
         #: All images, where this set is a part that :func:`train_test` has cut from them.
         self.whole: ImageArray | None = None
         #: More images to train on than have labels; None: these are all.

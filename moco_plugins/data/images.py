@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..sizes import Size, sides
 from .arrays import ImageArray
 
 
@@ -20,10 +21,10 @@ def as_float(image: Any) -> Tensor:
     return image.float() / 255 if image.dtype == torch.uint8 else image.float()
 
 
-def as_batch(images: Any, indices: Sequence[int], image_size: int | None = None) -> tuple[Tensor, Tensor]:
+def as_batch(images: Any, indices: Sequence[int], image_size: Size | None = None) -> tuple[Tensor, Tensor]:
     """Images by index as one float tensor (N, C, H, W) from 0 to 1, with their labels (-1: none).
 
-    With ``image_size`` the shorter side is scaled to it and the middle is cut out.
+    With ``image_size``, pixels or (height, width), images are scaled to cover it and the middle is cut out.
     """
     if isinstance(images, ImageArray):
         rows = torch.as_tensor(list(indices), dtype=torch.long)
@@ -35,9 +36,14 @@ def as_batch(images: Any, indices: Sequence[int], image_size: int | None = None)
     return batch, torch.tensor([int(label) for _, label in items])
 
 
-def _resized(image: Tensor, size: int) -> Tensor:
-    if image.shape[-2:] == (size, size):
+def _resized(image: Tensor, size: Size) -> Tensor:
+    height, width = sides("image_size", size)
+    if image.shape[-2:] == (height, width):
         return image
     from torchvision.transforms.v2 import functional
 
-    return functional.center_crop(functional.resize(image, [size], antialias=True), [size, size])
+    grow = max(height / image.shape[-2], width / image.shape[-1])
+    whole = [max(height, round(image.shape[-2] * grow)), max(width, round(image.shape[-1] * grow))]
+    if height == width:  # as torchvision's evaluation of photographs, to the pixel
+        return functional.center_crop(functional.resize(image, [height], antialias=True), [height, width])
+    return functional.center_crop(functional.resize(image, whole, antialias=True), [height, width])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..data.images import as_batch
+from ..sizes import Size
 
 
 @contextlib.contextmanager
@@ -32,7 +33,7 @@ def extract_features(
     method: nn.Module,
     images: Any,
     finish: Callable[[Tensor], Tensor] = lambda batch: batch,
-    image_size: int | None = None,
+    image_size: Size | None = None,
     batch_size: int = 500,
 ) -> tuple[Tensor, Tensor]:
     """Return the features (N, D), float32 on the CPU, of all images and their labels (N,), -1 where there is none.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pluggy
 
+from ..sizes import Size
 from . import specs
 from .activation import GROUP, blocked
 
@@ -227,7 +228,7 @@ def build_loss(name: str, options: Mapping[str, Any]) -> ContrastiveLoss:
     return _build("moco_build_loss", "loss", name, options=options)
 
 
-def build_views(name: str, image_size: int, options: Mapping[str, Any]) -> Callable[[Any], Any]:
+def build_views(name: str, image_size: Size, options: Mapping[str, Any]) -> Callable[[Any], Any]:
     """Build the two-view transform called ``name``."""
     return _build("moco_build_views", "views", name, image_size=image_size, options=options)
 

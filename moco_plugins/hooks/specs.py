@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..checkpoints import Format
     from ..core.contrast import ContrastiveLoss
     from ..core.momentum import MomentumRule
+    from ..sizes import Size
     from .engine import Adapter
 
 PROJECT = "moco_plugins"
@@ -57,11 +58,14 @@ def moco_build_loss(name: str, options: Mapping[str, Any]) -> ContrastiveLoss | 
 
 
 @hookspec
-def moco_build_views(name: str, image_size: int, options: Mapping[str, Any]) -> Callable[[Any], Any] | None:
+def moco_build_views(name: str, image_size: Size, options: Mapping[str, Any]) -> Callable[[Any], Any] | None:
     """Build the transform called ``name``: image -> (view, view); called by the harness and the adapters.
 
-    A transform whose attribute ``batched`` is true takes a whole batch of images (N, C, H, W) instead of one.
-    Return it, or None. Built in: ``v1``, ``v2``, ``v3`` (the papers) and ``affine`` (small grey images).
+    A transform whose attribute ``batched`` is true takes a whole batch of images (N, C, H, W) as well, or instead. One with
+    ``crop(image) -> (view, view)`` and ``finish(batch, view) -> batch`` works in two halves, as
+    :class:`moco_plugins.TwoViews` does: the first runs where images are loaded, the second on the device.
+    ``image_size`` is one number, or (height, width). Return the transform, or None.
+    Built in: ``v1``, ``v2``, ``v3`` (the papers) and ``affine`` (small grey images).
     """
 
 

@@ -113,7 +113,7 @@ def _with_ablation(settings: Settings) -> Settings:
 def _check(settings: Settings, data: Data) -> None:
     for name, least in _LEAST.items():
         value = getattr(settings, name)
-        if value is not None and value < least:
+        if value is not None and (min(value) if isinstance(value, tuple) else value) < least:
             raise SettingsError(f"--{name.replace('_', '-')} {value}: it must be at least {least}")
     if not settings.learning_rate > 0:  # type: ignore[operator]
         raise SettingsError(f"--learning-rate {settings.learning_rate}: it must be greater than 0")

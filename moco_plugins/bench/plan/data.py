@@ -16,6 +16,7 @@ from ...data.images import as_float
 from ...data.seeding import key
 from ...data.splits import to_learn_from, train_test
 from ...hooks import manager as plugins
+from ...sizes import Size, as_size
 from .errors import SettingsError
 
 
@@ -32,7 +33,7 @@ class Data:
     train: Any
     test: Any
     channels: int
-    image_size: int
+    image_size: Size
     labelled: bool
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -64,7 +65,7 @@ class Data:
         return replace(self, train=train, test=test, mean=mean, std=std)
 
 
-def load_data(name: str, root: str | None, image_size: int | None, knn_k: int) -> Data:
+def load_data(name: str, root: str | None, image_size: Size | None, knn_k: int) -> Data:
     """Load a data set by name, or a folder of images.
 
     Raises:
@@ -81,7 +82,7 @@ def load_data(name: str, root: str | None, image_size: int | None, knn_k: int) -
         train, test = plugins.dataset_factory(name)(root)
     if len(train) < 10 or len(test) < 2:
         raise SettingsError(f"data={given!r} has {len(train)} training and {len(test)} test images: too few")
-    channels, height = as_float(train[0][0]).shape[:2]
+    channels, height, width = as_float(train[0][0]).shape
     mean, std = _statistics(train, channels)
     labelled, notes = _labels(train, test)
     notes += [str(warning.message) for warning in caught if warning.category is UserWarning]
@@ -93,7 +94,7 @@ def load_data(name: str, root: str | None, image_size: int | None, knn_k: int) -
         notes.append(
             f"There are only {len(test)} test images: accuracy moves in steps of {100 / len(test):.1f} points."
         )
-    size = image_size or int(getattr(train, "image_size", height))
+    size = image_size or getattr(train, "image_size", None) or as_size(height, width)
     shown = path.resolve().name if name == "imagefolder" and given == root else given
     return Data(shown, train, test, channels, size, labelled, mean, std, tuple(notes))
 

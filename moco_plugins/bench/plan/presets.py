@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...core.queue_advice import queue_advice, suggested_queue_size
+from ...sizes import Size, sides
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,15 @@ OWN_VIEWS = {"moco-v1": "v1", "moco-v3": "v3", "byol": "v3", "barlow-twins": "v3
 _STEPS, _SMALLEST_BATCH, _LONG_MEMORY = 8, 16, 10_000
 
 
-def preset_for(channels: int, image_size: int, images: int) -> Preset:
+def preset_for(channels: int, image_size: Size, images: int) -> Preset:
     """Choose by the images: small grey ones, up to 64 pixels, larger; and by how many there are.
 
     Where there are few, batches are smaller, so that there are steps to learn in; the queue stays smaller than the set, and
     the key encoder keeps no more of the past than the training has.
     """
-    preset = _LARGE if image_size > 64 else _MEDIUM
-    if channels == 1 and image_size <= 32:
+    longer = max(sides("image_size", image_size))
+    preset = _LARGE if longer > 64 else _MEDIUM
+    if channels == 1 and longer <= 32:
         preset = _SMALL
     batch, options = preset.batch_size, dict(preset.options)
     while batch > _SMALLEST_BATCH and images < _STEPS * batch:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ...sizes import Size
+
 DEFAULT_METHODS = ("moco-v2", "simclr", "byol")
 #: Not part of what must agree for results to stand in one folder.
 _FREE = (
@@ -44,7 +46,7 @@ class Settings:
     first_seed: int = 0
     views: str | None = None
     view_options: Mapping[str, Any] = field(default_factory=dict)
-    image_size: int | None = None
+    image_size: Size | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from ...sizes import written
 from .comparison import cost_note, differences, engines_agree, unequal_budgets
 from .table import Row, mean, number, rows
 
@@ -208,7 +209,7 @@ def how(content: Mapping[str, Any]) -> list[str]:
         length = f"within each of the folders that were merged here: they differ in {join(sorted(unlike))}"
     return [
         f"{data.get('train_images')} training and {data.get('test_images')} test images of {data.get('name')}"
-        f" ({data.get('channels')} x {data.get('image_size')} x {data.get('image_size')}{labels})."
+        f" ({data.get('channels')} x {written(data.get('image_size') or 1)}{labels})."
         f"{extra}{cut} For each seed every method "
         f"starts from the same backbone weights and sees the same images in the same order, {views}, under the same "
         f"optimiser recipe (AdamW, one cycle of the learning rate), {length}. Training uses no label.",

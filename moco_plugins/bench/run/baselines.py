@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...data.images import as_batch
+from ...sizes import at_most
 from ..plan.data import Data
 from ..plan.settings import Settings
 from .recipe import build_seeded_backbone
@@ -35,6 +36,6 @@ def raw_pixels(settings: Settings, data: Data, seed: int) -> dict[str, Any]:
 
 
 def _pixels(images: Any, data: Data) -> tuple[Tensor, Tensor]:
-    side = min(data.image_size, RAW_SIDE)
+    side = at_most(data.image_size, RAW_SIDE)
     parts = [as_batch(images, range(i, min(i + 500, len(images))), side) for i in range(0, len(images), 500)]
     return torch.cat([batch.flatten(1) for batch, _ in parts]), torch.cat([labels for _, labels in parts])

@@ -13,6 +13,7 @@ from torch import Tensor
 from ...data.images import as_batch
 from ...data.loader import Place, ViewPairs
 from ...data.seeding import key
+from ...sizes import as_size, at_most
 from ..plan.data import Data
 from ..plan.runs import file_name
 from ..plan.settings import Settings
@@ -42,7 +43,7 @@ def _draw_views(settings: Settings, data: Data, method: str, path: Path, count: 
     chosen = torch.linspace(0, len(images) - 1, count).long().tolist()
     views = ViewPairs(images, build_views(settings, method), lambda batch: batch, key(0, "data"))
     (first, second), _, _ = views.__getitems__(Place(chosen, 0, 0, 0))
-    originals, _ = as_batch(images, chosen, first.shape[-1])
+    originals, _ = as_batch(images, chosen, as_size(*first.shape[2:]))
     save_grid([originals, first, second], path, ["image", "query view", "key view"])
 
 
@@ -64,7 +65,7 @@ def draw_neighbours(
     chosen = torch.linspace(0, len(test[0]) - 1, min(count, len(test[0]))).long()
     cosine = F.normalize(test[0][chosen], dim=1) @ F.normalize(train[0], dim=1).T
     nearest = cosine.topk(min(4, len(train[0])), dim=1).indices
-    size = min(data.image_size, 96)
+    size = at_most(data.image_size, 96)
     queries, _ = as_batch(data.test, chosen.tolist(), size)
     columns = [queries, *(as_batch(data.train, column.tolist(), size)[0] for column in nearest.T)]
     wrong = [[False] * len(chosen), *((train[1][column] != test[1][chosen]).tolist() for column in nearest.T)]
@@ -126,7 +127,7 @@ def draw_thumbnails(features: Tensor, data: Data, label: str, folder: Path, most
 
     rows = torch.linspace(0, len(features) - 1, min(most, len(features))).long()
     points = _placed(features[rows])
-    images, _ = as_batch(data.test, rows.tolist(), min(data.image_size, 64))
+    images, _ = as_batch(data.test, rows.tolist(), at_most(data.image_size, 64))
     made, axes = style.figure(width=7.2, height=6.0)
     axes.plot(points[:, 0], points[:, 1], "o", alpha=0)
     for image, point in zip(images, points, strict=True):
