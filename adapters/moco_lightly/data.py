@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from moco_plugins.data.arrays import ImageArray
 from moco_plugins.data.splits import to_learn_from
 from moco_plugins.hooks import manager as plugins
 
@@ -80,7 +81,8 @@ class TwoViewDataBody(_Base):
 
     Args:
         data: a data set by name, see ``moco-plugins bench --data``.
-        transform: image (PIL) -> two views: one of lightly's transforms, or :class:`moco_plugins.TwoViews`.
+        transform: image (PIL) -> two views: one of lightly's transforms, or :class:`moco_plugins.TwoViews`, whose views are
+            made of whole batches, on the device: of images in memory all of it, of others what comes after the crop.
         batch_size: images of a process in one batch.
         root: folder of downloaded data.
         image_size: side of the evaluation images; None: as they are.
@@ -105,21 +107,39 @@ class TwoViewDataBody(_Base):
                 "transform=None: name what makes the two views of a PIL image, such as lightly.transforms.MoCoV2Transform "
                 "or moco_plugins.TwoViews"
             )
-        self.data, self.root, self.transform, self.batch_size, self.workers = data, root, transform, batch_size, workers
+        self.data, self.root, self.batch_size, self.workers = data, root, batch_size, workers
+        self.transform: Any = transform
         self.evaluation = EvaluationImages(image_size, mean, std)
 
     def setup(self, stage: str) -> None:
         """Load the data set."""
         train, test = plugins.dataset_factory(self.data)(self.root)
         build = lightly("data").LightlyDataset.from_torch_dataset
-        self.train = build(Pictures(to_learn_from(train)), transform=self.transform)
+        images = to_learn_from(train)
+        if self._in_halves and isinstance(images, ImageArray):
+            self.train = build(images)
+        else:
+            self.train = build(Pictures(images), transform=self.transform.crop if self._in_halves else self.transform)
         self.bank, self.test = Pictures(train), Pictures(test)
         self.bank.transform = self.test.transform = self.evaluation
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Batches of (views, targets, file names)."""
-        collate = lightly("data.multi_view_collate").MultiViewCollate()
+        collate = None if self._in_halves else lightly("data.multi_view_collate").MultiViewCollate()
         return DataLoader(self.train, self.batch_size, shuffle=True, num_workers=self.workers, collate_fn=collate)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Make the views of a training batch, or what is left to do of them, on the device."""
+        if not self._in_halves or not self.trainer.training:
+            return batch
+        images, *rest = batch
+        if isinstance(images, Tensor):
+            return [list(self.transform(images)), *rest]
+        return [[self.transform.finish(half, number) for number, half in enumerate(images)], *rest]
+
+    @property
+    def _in_halves(self) -> bool:
+        return hasattr(self.transform, "crop") and hasattr(self.transform, "finish")
 
     def val_dataloader(self) -> list[DataLoader[Any]]:
         """Batches of (images, targets): the bank, then the images to classify."""

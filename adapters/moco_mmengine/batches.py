@@ -25,8 +25,9 @@ class DataPreprocessor(BaseDataPreprocessor):
 
     Args:
         mean, std: normalisation per channel, for images from 0 to 1 (uint8 images are brought there); None: none.
-        views: a transform config whose views are made of a whole batch, in training only:
-            ``dict(type='moco_plugins.TwoViews', variant='affine')``.
+        views: a transform config, in training only: the views are made of a whole batch of images at once, on the device;
+            of views that were cut out one by one (``TwoViews(..., finish=False)`` in the pipeline, for photographs of
+            different sizes) the rest is done. ``dict(type='moco_plugins.TwoViews', variant='v2', image_size=32)``.
         non_blocking: see MMEngine's BaseDataPreprocessor.
     """
 
@@ -56,9 +57,19 @@ class DataPreprocessor(BaseDataPreprocessor):
         inputs, samples = split_batch(data)
         inputs = self.cast_data(stack(inputs))
         if training and self.views is not None and isinstance(inputs, Tensor):
-            inputs = make_views(self.views, as_float(inputs))
+            inputs = make_views(self.views, inputs)
+        elif _unfinished(samples):
+            inputs = self._finished(inputs)
         batches = [self._finish(view) for view in inputs] if isinstance(inputs, list) else self._finish(inputs)
         return {"inputs": batches, "data_samples": self.cast_data(samples)}
+
+    def _finished(self, crops: Tensor | list[Tensor]) -> list[Tensor]:
+        if self.views is None or not hasattr(self.views, "finish"):
+            raise ValueError(
+                "the views of the batch are only cut out (finish=False); give the data_preprocessor the same "
+                "views=dict(type='moco_plugins.TwoViews', ...), or leave out finish=False"
+            )
+        return [self.views.finish(half, number) for number, half in enumerate(crops)]
 
     def _finish(self, images: Tensor) -> Tensor:
         images = as_float(images)
@@ -76,8 +87,12 @@ def make_views(transform: Any, images: Tensor) -> list[Tensor]:
     """Return both views of a batch; a transform that is not batched takes the images one by one."""
     if getattr(transform, "batched", False):
         return list(transform(images))
-    pairs = [transform(image) for image in images]
+    pairs = [transform(image) for image in as_float(images)]
     return [torch.stack(list(view)) for view in zip(*pairs, strict=True)]
+
+
+def _unfinished(samples: Any) -> bool:
+    return isinstance(samples, (list, tuple)) and len(samples) > 0 and bool(_field(samples[0], "unfinished", False))
 
 
 def split_batch(data: Any) -> tuple[Any, Any]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from mmengine.structures import BaseDataElement
+from torch import Tensor
 
 from moco_plugins.hooks import manager as plugins
+from moco_plugins.sizes import Size
 
 
 class TwoViews:
@@ -20,21 +22,37 @@ class TwoViews:
 
     Args:
         variant: a name of views: "v1", "v2", "v3" (the papers), "affine", or one that a plugin brings.
-        image_size: side of a view.
+        image_size: side of a view, or (height, width).
         to_rgb: the image is BGR, as mmcv's LoadImageFromFile gives it.
+        finish: False: the views are only cut out, as bytes; colours, blur and normalisation are left to
+            ``moco_plugins.DataPreprocessor(views=...)``, which does them to the whole batch, on the device.
         options: of these views, such as ``mean`` and ``std``.
     """
 
-    def __init__(self, variant: str = "v2", image_size: int = 224, to_rgb: bool = False, **options: Any) -> None:
+    def __init__(
+        self, variant: str = "v2", image_size: Size = 224, to_rgb: bool = False, finish: bool = True, **options: Any
+    ) -> None:
         self.views = plugins.build_views(variant, image_size, options)
         self.to_rgb = to_rgb
+        self.make: Any = self.views if finish else getattr(self.views, "crop", None)
+        if self.make is None:
+            raise ValueError(f"finish=False: the views {variant!r} are not made in two halves; leave it out")
+        self.unfinished = not finish
         self.batched = bool(getattr(self.views, "batched", False))
 
     def __call__(self, sample: Any) -> Any:
         """Return the packed sample, or of an image its two views."""
         if not isinstance(sample, Mapping):
             return self.views(sample)
-        return {"inputs": list(self.views(image_of(sample, self.to_rgb))), "data_samples": element_of(sample)}
+        element = element_of(sample)
+        if self.unfinished:
+            element.set_metainfo({"unfinished": True})
+        return {"inputs": list(self.make(image_of(sample, self.to_rgb))), "data_samples": element}
+
+    @property
+    def finish(self) -> Callable[[Tensor, int], Tensor]:
+        """What is left to do to a batch of views that were only cut out; see :meth:`moco_plugins.TwoViews.finish`."""
+        return self.views.finish  # type: ignore[attr-defined]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.views!r})"

@@ -12,7 +12,11 @@ model = dict(
     bn_splits=8,
     backbone=dict(type="moco_plugins.Backbone", name="resnet18-cifar", image_size=32),
     data_preprocessor=dict(
-        type="moco_plugins.DataPreprocessor", mean=[0.4914, 0.4822, 0.4465], std=[0.2023, 0.1994, 0.2010]
+        type="moco_plugins.DataPreprocessor",
+        mean=[0.4914, 0.4822, 0.4465],
+        std=[0.2023, 0.1994, 0.2010],
+        # Of the whole batch at once, on the device.
+        views=dict(type="moco_plugins.TwoViews", variant="v2", image_size=32, min_scale=0.08, mean=[], std=[]),
     ),
 )
 train_dataloader = dict(
@@ -20,12 +24,7 @@ train_dataloader = dict(
     num_workers=8,
     drop_last=True,
     sampler=dict(type="DefaultSampler", shuffle=True),
-    dataset=dict(
-        type="moco_plugins.CIFAR10",
-        split="train",
-        root="data",
-        pipeline=[dict(type="moco_plugins.TwoViews", variant="v2", image_size=32, min_scale=0.08, mean=[], std=[])],
-    ),
+    dataset=dict(type="moco_plugins.CIFAR10", split="train", root="data"),
 )
 val_dataloader = dict(
     batch_size=500,

@@ -4,14 +4,16 @@
 # multiply the loss by 4T; LARS does not see the scale of a loss, so here it is left out.
 _base_ = ["./_base_/imagenet.py"]
 epochs, warmup = 300, 10
+views = dict(type="moco_plugins.TwoViews", variant="v3", image_size=224, min_scale=0.2)
 model = dict(
     type="moco_plugins.MoCo",
     variant="v3-resnet",  # no queue: the other keys of the batch; symmetric; projection and prediction head; T 1
     backbone=dict(type="moco_plugins.Backbone", name="resnet50"),
+    data_preprocessor=dict(views=views),
 )
 train_dataloader = dict(
     batch_size=512,
-    dataset=dict(pipeline=[dict(type="moco_plugins.TwoViews", variant="v3", image_size=224, min_scale=0.2)]),
+    dataset=dict(pipeline=[dict(views, finish=False)]),
 )
 train_cfg = dict(by_epoch=True, max_epochs=epochs)
 optim_wrapper = dict(

@@ -4,14 +4,16 @@
 # authors' has 12 and a fixed one.
 _base_ = ["./_base_/imagenet.py"]
 epochs, warmup = 300, 40
+views = dict(type="moco_plugins.TwoViews", variant="v3", image_size=224)
 model = dict(
     type="moco_plugins.MoCo",
     variant="v3",
     backbone=dict(type="moco_plugins.Backbone", name="timm/vit_small_patch16_224", image_size=224),
+    data_preprocessor=dict(views=views),
 )
 train_dataloader = dict(
     batch_size=256,
-    dataset=dict(pipeline=[dict(type="moco_plugins.TwoViews", variant="v3", image_size=224)]),
+    dataset=dict(pipeline=[dict(views, finish=False)]),
 )
 train_cfg = dict(by_epoch=True, max_epochs=epochs)
 optim_wrapper = dict(

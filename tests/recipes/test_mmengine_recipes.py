@@ -54,6 +54,8 @@ def small(cfg, images):
             for transform in loader.dataset.get("pipeline", []):
                 transform.image_size = size
     cfg.model.backbone.image_size = size
+    if "views" in cfg.model.get("data_preprocessor", {}):
+        cfg.model.data_preprocessor.views.image_size = size
     if cfg.model.variant != "v3":
         cfg.model.queue_size = 16
     if cfg.optim_wrapper.get("type") == "AmpOptimWrapper":

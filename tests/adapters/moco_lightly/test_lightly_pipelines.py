@@ -147,3 +147,43 @@ def test_side_by_side_with_lightly():
     assert ours["knn_top1"] == pytest.approx(theirs["knn_top1"], abs=0.01)
     assert ours["step_mib"] < theirs["step_mib"]
     assert math.isfinite(split["loss"])
+
+
+class Photographs(torch.utils.data.Dataset):
+    """Pictures of different sizes."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return to_pil_image(torch.randint(0, 256, (3, 30 + index, 50), dtype=torch.uint8)), index % 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("kind", ["in memory", "photographs"])
+def test_our_views_are_made_of_whole_batches_by_the_data_module(kind, workers, monkeypatch):
+    """Of images in memory all of it, of others what comes after the crop, which hands on bytes."""
+    from moco_lightly.pytorch_lightning import MoCoModule, TwoViewData
+
+    digits = plugins.dataset_factory("digits")(None)[0].subset(torch.arange(12))
+    images = digits if kind == "in memory" else Photographs()
+    monkeypatch.setattr("moco_lightly.data.plugins.dataset_factory", lambda name: lambda root: (images, images))
+    seen = []
+
+    class Watched(TwoViewData):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            views = super().on_after_batch_transfer(batch, dataloader_idx)
+            if self.trainer.training:
+                parts = batch[0] if isinstance(batch[0], list) else [batch[0]]
+                seen.append(([part.dtype for part in parts], [view.dtype for view in views[0]], views[0][0].shape))
+            return views
+
+    data = Watched("some", TwoViews("v2", 16), batch_size=6, image_size=16, workers=workers)
+    channels = 1 if kind == "in memory" else 3
+    module = MoCoModule("convnet", channels=channels, image_size=16, queue_size=16, projection_dim=8)
+    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                         enable_progress_bar=False, enable_model_summary=False)  # fmt: skip
+    trainer.fit(module, data)
+    assert module.moco.steps == 2
+    bytes_ = [torch.uint8] if kind == "in memory" else [torch.uint8] * 2
+    assert seen == [(bytes_, [torch.float32] * 2, (6, channels, 16, 16))] * 2

@@ -12,7 +12,9 @@ from mmengine.dataset import default_collate, pseudo_collate
 from mmengine.registry import DATASETS, METRICS, MODELS, TRANSFORMS
 from mmengine.structures import BaseDataElement
 from moco_mmengine import DataPreprocessor, TwoViews
+from moco_mmengine.batches import labels_of
 
+import moco_plugins as core
 from moco_plugins.data.datasets import DATASETS as NAMED
 from moco_plugins.data.datasets import digits
 
@@ -158,6 +160,34 @@ def test_views_made_of_the_whole_batch_in_training_only():
     assert torch.equal(preprocessor(batch)["inputs"], torch.stack([s["inputs"] for s in samples(pipeline=[])]))
     one_by_one = DataPreprocessor(views=TwoViews("v1", 8))(batch, training=True)["inputs"]
     assert [view.shape for view in one_by_one] == [(4, 1, 8, 8)] * 2
+
+
+@pytest.mark.parametrize("variant", ["v2", "v3"])
+def test_views_cut_out_in_the_workers_are_finished_by_the_preprocessor(variant):
+    """Crops as bytes, the rest on the whole batch: the same views as those of a call, in two halves."""
+    views = {"variant": variant, "image_size": 8}
+    pipeline, whole = TwoViews(**views, finish=False), core.TwoViews(variant, 8)
+    images = [torch.randint(0, 256, (3, 20 + n, 30), dtype=torch.uint8) for n in range(4)]
+    torch.manual_seed(0)
+    batch = pseudo_collate([pipeline({"img": image, "gt_label": n}) for n, image in enumerate(images)])
+    torch.manual_seed(0)
+    crops = [torch.stack(half) for half in zip(*(whole.crop(image) for image in images), strict=True)]
+    assert all(view.dtype == torch.uint8 for half in batch["inputs"] for view in half)
+    preprocessor = DataPreprocessor(views={"type": "moco_plugins.TwoViews", **views})
+    torch.manual_seed(1)
+    found = preprocessor(batch, training=True)["inputs"]
+    torch.manual_seed(1)
+    assert all(torch.equal(a, whole.finish(b, n)) for n, (a, b) in enumerate(zip(found, crops, strict=True)))
+    assert labels_of(batch["data_samples"], 4)[0] == [0, 1, 2, 3]
+
+
+def test_views_that_nobody_finishes_are_an_error():
+    batch = pseudo_collate([TwoViews("v2", 8, finish=False)({"img": torch.rand(3, 20, 20)})])
+    for preprocessor in (DataPreprocessor(), DataPreprocessor(views=lambda image: (image, image))):
+        with pytest.raises(ValueError, match=r"only cut out.*finish=False.*views=dict\(type='moco_plugins.TwoViews'"):
+            preprocessor(batch, training=True)
+    with pytest.raises(ValueError, match=r"finish=False: the views 'affine'"):
+        TwoViews("affine", 8, finish=False)
 
 
 ONE_VIEW = torch.rand(4, 1, 8, 8)
