@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from moco_plugins.data.arrays import ImageArray
+from moco_plugins.data.images import resized
 from moco_plugins.data.splits import to_learn_from
 from moco_plugins.hooks import manager as plugins
+from moco_plugins.sizes import Size
 
 from .frameworks import lightly
 
@@ -55,9 +57,9 @@ def lightly_datasets(name: str, transform: Callable[[Any], Any] | None = None, r
 
 
 class EvaluationImages:
-    """A transform of images for evaluation: resized, cut to a square, scaled to [0, 1], normalised."""
+    """A transform of images for evaluation: resized, cut to one size, scaled to [0, 1], normalised."""
 
-    def __init__(self, image_size: int | None, mean: Sequence[float], std: Sequence[float]) -> None:
+    def __init__(self, image_size: Size | None, mean: Sequence[float], std: Sequence[float]) -> None:
         self.image_size, self.mean, self.std = image_size, tuple(mean), tuple(std)
 
     def __call__(self, image: Any) -> Tensor:
@@ -65,10 +67,7 @@ class EvaluationImages:
         from torchvision.transforms.v2 import functional
 
         tensor = functional.to_dtype(functional.to_image(image), torch.float32, scale=True)
-        if self.image_size:
-            tensor = functional.center_crop(
-                functional.resize(tensor, [self.image_size], antialias=True), [self.image_size, self.image_size]
-            )
+        tensor = resized(tensor, self.image_size) if self.image_size else tensor
         return functional.normalize(tensor, list(self.mean), list(self.std)) if self.mean else tensor
 
 
@@ -85,7 +84,7 @@ class TwoViewDataBody(_Base):
             made of whole batches, on the device: of images in memory all of it, of others what comes after the crop.
         batch_size: images of a process in one batch.
         root: folder of downloaded data.
-        image_size: side of the evaluation images; None: as they are.
+        image_size: side of the evaluation images, or (height, width); None: as they are.
         mean, std: normalisation of the evaluation images; as ``transform`` does it. Empty for none.
         workers: processes that load data.
     """
@@ -96,7 +95,7 @@ class TwoViewDataBody(_Base):
         transform: Callable[[Any], Any] | None = None,
         batch_size: int = 256,
         root: str | None = None,
-        image_size: int | None = None,
+        image_size: Size | None = None,
         mean: Sequence[float] = (),
         std: Sequence[float] = (),
         workers: int = 0,

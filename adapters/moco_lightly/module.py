@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from moco_plugins import Cosine, MoCo
 from moco_plugins.backbones import build_backbone
 from moco_plugins.checkpoints import load
+from moco_plugins.sizes import Size
 from moco_plugins.steps import distributed
 
 from . import batches, frameworks, lengths
@@ -81,7 +82,7 @@ class MoCoBody(_Base):
         temperature: Any = None,
         *,
         channels: int = 3,
-        image_size: int = 224,
+        image_size: Size = 224,
         optimizer: str = "sgd",
         lr: float = 0.03,
         scale_lr: bool = True,

@@ -10,9 +10,10 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from moco_plugins.backbones import build_backbone
+from moco_plugins.sizes import Size, sides, written
 
 
-def Backbone(name: str, channels: int = 3, image_size: int = 224, pretrained: bool = False) -> nn.Module:
+def Backbone(name: str, channels: int = 3, image_size: Size = 224, pretrained: bool = False) -> nn.Module:
     """Build a backbone by name: "convnet", a torchvision model, or "timm/NAME"; see :func:`moco_plugins.backbones`.
 
     The arguments are those of :func:`moco_plugins.backbones.build_backbone`. The module knows its ``feature_dim``.
@@ -87,7 +88,7 @@ def build_part(part: Any, name: str) -> nn.Module:
 
 
 def build_features(
-    backbone: Any, neck: Any, feature_dim: int | None, image_size: int
+    backbone: Any, neck: Any, feature_dim: int | None, image_size: Size
 ) -> tuple[nn.Module, nn.Module | None, int]:
     """Return (features, projection head or None, D) of the ``backbone`` and ``neck`` of a config."""
     module = build_part(backbone, "backbone")
@@ -106,17 +107,17 @@ def build_features(
 
 
 @torch.no_grad()
-def try_width(module: nn.Module, image_size: int, channels: int | None = None) -> int:
+def try_width(module: nn.Module, image_size: Size, channels: int | None = None) -> int:
     """Find the width of a module's output (N, D) by giving it one image of zeros."""
     if channels is None:
         channels = next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), 3)
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        width = int(module(torch.zeros(1, channels, image_size, image_size)).shape[1])
+        width = int(module(torch.zeros(1, channels, *sides("image_size", image_size))).shape[1])
     except Exception as error:
         raise ValueError(
-            f"backbone: cannot find the width of its features with an image of {channels} x {image_size} x {image_size}: "
+            f"backbone: cannot find the width of its features with an image of {channels} x {written(image_size)}: "
             f"{error}. Give image_size=, or the width itself as feature_dim="
         ) from error
     finally:

@@ -17,6 +17,7 @@ from moco_plugins.checkpoints import load
 from moco_plugins.core import moco as core
 from moco_plugins.core.momentum import Cosine
 from moco_plugins.hooks import manager as plugins
+from moco_plugins.sizes import Size
 
 from .backbone import build_features, initialise, try_width
 from .batches import check_views, labels_of
@@ -129,7 +130,7 @@ class ConfiguredModel(MethodModel):
         backbone: Any,
         neck: Any = None,
         feature_dim: int | None = None,
-        image_size: int = 224,
+        image_size: Size = 224,
         data_preprocessor: Any = None,
         init_cfg: Any = None,
         metrics_interval: int = 10,

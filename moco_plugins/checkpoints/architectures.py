@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..backbones import build_backbone
+from ..sizes import Size
 from .dialects import TIMM_VIT, TORCHVISION_RESNET, TORCHVISION_VIT
 
 _RESNETS: dict[tuple[str, tuple[int, ...], int, int], str] = {
@@ -47,10 +48,10 @@ class Architecture:
 
     name: str
     channels: int = 3
-    image_size: int = 224
+    image_size: Size = 224
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    def build(self, image_size: int | None = None) -> tuple[nn.Module, int]:
+    def build(self, image_size: Size | None = None) -> tuple[nn.Module, int]:
         """Build the network; see :func:`moco_plugins.backbones.build_backbone`."""
         model, width = build_backbone(self.name, self.channels, image_size or self.image_size)
         for option, value in self.options.items():

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..sizes import sides
 from .fitting import fit_head
 from .formats import Format
 from .heads import form_of
@@ -30,7 +31,7 @@ def write(weights: Weights, path: Path, part: str) -> None:
         model = nn.Sequential(model, _head(weights, width))
     network = weights.architecture
     assert network is not None  # build_backbone needs it
-    images = torch.zeros(2, network.channels, network.image_size, network.image_size)
+    images = torch.zeros(2, network.channels, *sides("image_size", network.image_size))
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.onnx.export(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from ..sizes import Size
 from . import fitting
 from .architectures import Architecture
 from .heads import form_of
@@ -108,7 +109,7 @@ class Weights:
         named.build_backbone()
         return named
 
-    def build_backbone(self, image_size: int | None = None, interpolate: bool = False) -> tuple[nn.Module, int]:
+    def build_backbone(self, image_size: Size | None = None, interpolate: bool = False) -> tuple[nn.Module, int]:
         """Build the backbone with its weights; return it with the width of its features.
 
         Args:

@@ -29,14 +29,15 @@ def as_batch(images: Any, indices: Sequence[int], image_size: Size | None = None
     if isinstance(images, ImageArray):
         rows = torch.as_tensor(list(indices), dtype=torch.long)
         batch = images.images[rows].float() / 255
-        return (_resized(batch, image_size) if image_size else batch), images.labels_of(rows)
+        return (resized(batch, image_size) if image_size else batch), images.labels_of(rows)
     size = image_size or getattr(images, "image_size", None)
     items = [images[index] for index in indices]
-    batch = torch.stack([_resized(as_float(image), size) if size else as_float(image) for image, _ in items])
+    batch = torch.stack([resized(as_float(image), size) if size else as_float(image) for image, _ in items])
     return batch, torch.tensor([int(label) for _, label in items])
 
 
-def _resized(image: Tensor, size: Size) -> Tensor:
+def resized(image: Tensor, size: Size) -> Tensor:
+    """An image or a batch scaled to cover ``size``, and the middle of it."""
     height, width = sides("image_size", size)
     if image.shape[-2:] == (height, width):
         return image

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..data.images import as_batch
 from ..data.seeding import key, random_state
+from ..sizes import Size
 from .checks import class_numbers
 from .features import evaluating
 from .probe import Probe
@@ -23,7 +24,7 @@ def finetune(
     train: Any,
     test: Any,
     finish: Callable[[Tensor], Tensor] = lambda batch: batch,
-    image_size: int | None = None,
+    image_size: Size | None = None,
     epochs: int = 10,
     batch_size: int = 128,
     learning_rate: float = 1e-3,
@@ -82,6 +83,6 @@ def _labels(images: Any) -> Tensor:
     return torch.tensor([int(images[index][1]) for index in range(len(images))])
 
 
-def _all(images: Any, image_size: int | None, batch_size: int = 500) -> Iterator[tuple[Tensor, Tensor]]:
+def _all(images: Any, image_size: Size | None, batch_size: int = 500) -> Iterator[tuple[Tensor, Tensor]]:
     for start in range(0, len(images), batch_size):
         yield as_batch(images, range(start, min(start + batch_size, len(images))), image_size)
