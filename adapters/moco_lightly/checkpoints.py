@@ -1,4 +1,4 @@
-"""Read the checkpoints of lightly's own MoCo: its example, and its ImageNet benchmark."""
+"""Lightly's own MoCo into one around any backbone, by the order of its tensors; ``formats.py`` reads it by names."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from torch import Tensor, nn
 
 from moco_plugins import MoCo
 
-#: Their names for the two halves of the two encoders: the example's, then the benchmark's.
-_FORMATS = (
-    ("backbone.", "projection_head.", "backbone_momentum.", "projection_head_momentum."),
-    ("backbone.", "projection_head.", "key_backbone.", "key_projection_head."),
-)
-
+from .formats import LAYOUTS
 
 def load_lightly_checkpoint(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Any]) -> None:
     """Load query and key encoder of lightly's MoCo into ``model``.
@@ -40,11 +35,11 @@ def load_lightly_checkpoint(model: nn.Module, checkpoint: str | PathLike[str] | 
         raise TypeError(f"model is a {type(model).__name__}; it must be a moco_plugins.MoCo or have one as model.moco")
     read = checkpoint if isinstance(checkpoint, Mapping) else torch.load(checkpoint, "cpu", weights_only=True)
     weights: Mapping[str, Any] = read.get("state_dict", read)
-    names = next((f for f in _FORMATS if all(any(k.startswith(prefix) for k in weights) for prefix in f)), None)
+    names = next((f for f in LAYOUTS if all(any(k.startswith(prefix) for k in weights) for prefix in f)), None)
     if names is None:
         raise ValueError(
             f"checkpoint: its names, such as {list(weights)[:3]}, are not those of lightly's MoCo, which are "
-            f"{', '.join(name + '*' for name in _FORMATS[0])}; for other MoCo code see "
+            f"{', '.join(name + '*' for name in LAYOUTS[0])}; for other MoCo code see "
             "moco_plugins.checkpoints.load_foreign_checkpoint"
         )
     own = moco.state_dict()

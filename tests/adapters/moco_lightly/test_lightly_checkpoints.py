@@ -15,6 +15,7 @@ from moco_lightly import lightning_module_class, load_lightly_checkpoint
 from torch import nn
 
 from moco_plugins import MoCo
+from moco_plugins.checkpoints import load
 
 
 class Example(pl.LightningModule):
@@ -111,3 +112,18 @@ def test_what_does_not_fit_is_named(trained):
         load_lightly_checkpoint(MoCo(nn.Linear(4, 4), 4, queue_size=8), {"encoder_q.conv1.weight": torch.zeros(1)})
     with pytest.raises(TypeError, match="Linear"):
         load_lightly_checkpoint(nn.Linear(2, 2), path)
+
+
+def test_the_reader_of_formats_finds_it_by_names(trained):
+    module, path = trained
+    weights = load(path)
+    assert weights.format == "lightly"
+    assert weights.architecture.name == "resnet18"
+    assert weights.missing == ("queue",)
+    assert any("hold no queue" in note for note in weights.notes)
+    moco = weights.build_moco(queue_size=64).eval()
+    x = torch.rand(4, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(moco.query_encoder(x), module(x), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(moco.key_encoder(x), module.forward_momentum(x), atol=1e-6, rtol=1e-6)
+    assert moco.steps == 2
