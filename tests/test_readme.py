@@ -5,7 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import layouts
 import pytest
+import torch
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"(?:<!-- file: (\S+) -->\n)?```(\w+)\n(.*?)```", README, re.DOTALL)
@@ -25,6 +27,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("readme")
     for name, code in FILES.items():
         (folder / name).write_text(code)
+    torch.save(layouts.moco("v2").content, folder / "checkpoint_0199.pth.tar")  # as the authors' code writes it
     return folder
 
 
@@ -58,6 +61,14 @@ def test_report_commands(command, folder):  # of what the commands before it hav
     page = (folder / "both" / "report.html").read_text()
     assert "moco-v2" in page
     assert "simclr" in page
+
+
+@pytest.mark.parametrize(
+    "command", [c for c in COMMANDS if c.startswith(("moco-plugins inspect", "moco-plugins convert"))]
+)
+def test_commands_on_weights(command, folder):
+    out = run([sys.executable, "-m", "moco_plugins", *command.split()[1:]], folder)
+    assert "resnet18 (3 channels, 224 px)" in out
 
 
 def test_the_two_commands_and_their_table_are_there():

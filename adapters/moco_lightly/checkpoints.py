@@ -14,6 +14,7 @@ from moco_plugins import MoCo
 
 from .formats import LAYOUTS
 
+
 def load_lightly_checkpoint(model: nn.Module, checkpoint: str | PathLike[str] | Mapping[str, Any]) -> None:
     """Load query and key encoder of lightly's MoCo into ``model``.
 

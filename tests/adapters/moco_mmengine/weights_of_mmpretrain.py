@@ -12,12 +12,12 @@
 import pathlib
 import tempfile
 
+import mmpretrain.models  # noqa: F401
 import torch
 from mmengine.registry import init_default_scope
 from mmpretrain.registry import MODELS
 from torch import nn
 
-import mmpretrain.models  # noqa: F401
 from moco_plugins.checkpoints import convert, load
 
 V2_NECK = {"type": "MoCoV2Neck", "in_channels": 512, "hid_channels": 24, "out_channels": 16, "with_avg_pool": True}
@@ -108,7 +108,9 @@ def check(model: nn.Module, path: pathlib.Path, size: int) -> None:
     missing, unexpected = model.load_state_dict(torch.load(whole, weights_only=True)["state_dict"], strict=False)
     assert not missing, missing
     assert not unexpected, unexpected
-    extracted = {name.removeprefix("backbone."): v for name, v in model.state_dict().items() if name.startswith("backbone.")}
+    extracted = {
+        name.removeprefix("backbone."): v for name, v in model.state_dict().items() if name.startswith("backbone.")
+    }
     backbone, _ = load({"state_dict": extracted, "author": "MMSelfSup"}).build_backbone(size)
     with torch.no_grad():
         near(backbone.eval()(x), pooled)
