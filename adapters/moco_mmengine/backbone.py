@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from torch import Tensor, nn
 
 from moco_plugins.backbones import build_backbone
-from moco_plugins.sizes import Size, sides, written
+from moco_plugins.sizes import Size, sides
 
 
 def Backbone(name: str, channels: int = 3, image_size: Size = 224, pretrained: bool = False) -> nn.Module:
@@ -26,7 +26,8 @@ def Backbone(name: str, channels: int = 3, image_size: Size = 224, pretrained: b
 class Features(nn.Module):
     """Make one feature vector (N, D) of what a backbone (and a neck without parameters) returns.
 
-    Of a tuple the last entry is taken; feature maps (N, D, H, W) and tokens (N, L, D) are averaged over places.
+    Of a tuple the last entry is taken; feature maps (N, D, H, W) or (N, D, T, H, W) and tokens (N, L, D) are averaged
+    over places.
     """
 
     def __init__(self, backbone: nn.Module, neck: nn.Module | None = None) -> None:
@@ -60,8 +61,8 @@ def as_vectors(outputs: Any) -> Tensor:
         outputs = outputs[-1]
     if not isinstance(outputs, Tensor):
         raise TypeError(f"backbone returned a {type(outputs).__name__}; it must return a tensor or a tuple of tensors")
-    if outputs.ndim == 4:
-        return outputs.mean((2, 3))
+    if outputs.ndim >= 4:
+        return outputs.flatten(2).mean(2)
     return outputs.mean(1) if outputs.ndim == 3 else outputs
 
 
@@ -108,16 +109,19 @@ def build_features(
 
 @torch.no_grad()
 def try_width(module: nn.Module, image_size: Size, channels: int | None = None) -> int:
-    """Find the width of a module's output (N, D) by giving it one image of zeros."""
-    if channels is None:
-        channels = next((m.in_channels for m in module.modules() if isinstance(m, nn.Conv2d)), 3)
+    """Find the width of a module's output (N, D) by giving it one image of zeros, or a volume or signal of 32 a side."""
+    first = next((m for m in module.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
+    channels = channels or (first.in_channels if first is not None else 3)
+    shape = (channels, *sides("image_size", image_size))
+    if first is not None and len(first.kernel_size) != 2:
+        shape = (channels,) + (min(32, *shape[1:]),) * len(first.kernel_size)
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
-        width = int(module(torch.zeros(1, channels, *sides("image_size", image_size))).shape[1])
+        width = int(module(torch.zeros(1, *shape)).shape[1])
     except Exception as error:
         raise ValueError(
-            f"backbone: cannot find the width of its features with an image of {channels} x {written(image_size)}: "
+            f"backbone: cannot find the width of its features with an image of {' x '.join(map(str, shape))}: "
             f"{error}. Give image_size=, or the width itself as feature_dim="
         ) from error
     finally:

@@ -21,7 +21,8 @@ class DataPreprocessor(BaseDataPreprocessor):
     """Stack, move and normalise a batch; where asked for, make the two views of it on the device.
 
     Takes ``dict(inputs=..., data_samples=...)`` or ``(inputs, labels)``, from any of MMEngine's or torch's collate
-    functions, with ``inputs`` either images or two views of them, stacked or not.
+    functions, with ``inputs`` either images or two views of them, stacked or not. "Images" are (C, H, W), or whatever the
+    backbone takes: volumes, clips, signals.
 
     Args:
         mean, std: normalisation per channel, for images from 0 to 1 (uint8 images are brought there); None: none.
@@ -48,14 +49,14 @@ class DataPreprocessor(BaseDataPreprocessor):
             ours = [round(value / 255, 4) for value in mean]
             raise ValueError(f"mean={list(mean)!r} is for images from 0 to 255, here they are from 0 to 1: mean={ours}")
         for name, values in (("mean", mean), ("std", std)):
-            tensor = None if values is None else torch.tensor(list(values)).view(-1, 1, 1)
+            tensor = None if values is None else torch.tensor(list(values))
             self.register_buffer(name, tensor, persistent=False)
         self.views = TRANSFORMS.build(views) if isinstance(views, Mapping) else views
 
     def forward(self, data: Any, training: bool = False) -> dict[str, Any]:
         """Return ``dict(inputs=images or [view_q, view_k], data_samples=...)``."""
         inputs, samples = split_batch(data)
-        inputs = self.cast_data(stack(inputs))
+        inputs = self.cast_data(stack(inputs, samples, two=training and self.views is None))
         if training and self.views is not None and isinstance(inputs, Tensor):
             inputs = make_views(self.views, inputs)
         elif _unfinished(samples):
@@ -75,7 +76,36 @@ class DataPreprocessor(BaseDataPreprocessor):
         images = as_float(images)
         if self.mean is None or self.std is None:
             return images
-        return (images - self.mean) / self.std
+        shape = (-1,) + (1,) * (images.ndim - 2)  # C x 1 x 1 for images, with as many 1 as they have places
+        return (images - self.mean.view(shape)) / self.std.view(shape)
+
+
+class PerView(BaseDataPreprocessor):
+    """Somebody else's preprocessor, which takes one view, called for each of two.
+
+    MMEngine's ``ImgDataPreprocessor`` and those that are made of it in other projects (mmpretrain, mmdet) are such.
+
+    Args:
+        inner: the preprocessor.
+    """
+
+    def __init__(self, inner: BaseDataPreprocessor) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, data: Any, training: bool = False) -> Any:
+        """Return what ``inner`` returns, with ``inputs`` a list of two where there are two views."""
+        inputs, samples = split_batch(data)
+        parts = stack(inputs, samples, two=training)
+        if isinstance(parts, Tensor):
+            return self._call(parts, samples, training)
+        results = [self._call(part, samples, training) for part in parts]
+        return {**results[0], "inputs": [result["inputs"] for result in results]}
+
+    def _call(self, images: Tensor, samples: Any, training: bool) -> dict[str, Any]:
+        result: dict[str, Any] = self.inner({"inputs": images, "data_samples": samples}, training)
+        inputs = result["inputs"]
+        return {**result, "inputs": inputs[0]} if isinstance(inputs, (list, tuple)) and len(inputs) == 1 else result
 
 
 def as_float(images: Tensor) -> Tensor:
@@ -126,15 +156,24 @@ def _images(part: Any) -> bool:
     return isinstance(part, (list, tuple)) and len(part) > 0 and isinstance(part[0], Tensor) and part[0].ndim >= 3
 
 
-def stack(inputs: Any) -> Tensor | list[Tensor]:
-    """Return images (N, C, H, W), or a list of such, one for each view."""
+def stack(inputs: Any, samples: Any = None, two: bool = False) -> Tensor | list[Tensor]:
+    """Return images (N, ...), or a list of such, one for each view.
+
+    Args:
+        inputs: as a collate function leaves them: stacked or a list of images; or a list of such, one for each view.
+        samples: what is known of the images; their number tells whether two tensors are two views or two images.
+        two: there must be two views. Where nothing else tells, tensors of three dimensions are images.
+    """
     if isinstance(inputs, Tensor):
         return inputs
     if not isinstance(inputs, (list, tuple)) or not inputs:
         raise TypeError(f"inputs is a {type(inputs).__name__}; it must be a tensor, or a list of tensors. {_CURES}")
     first = inputs[0]
     if isinstance(first, Tensor):
-        return _stack(inputs) if first.ndim == 3 else list(inputs)
+        count = len(samples) if isinstance(samples, (list, tuple, Tensor)) else None
+        if len(inputs) == 2 and (two or count not in (2, None)):
+            return list(inputs)
+        return _stack(inputs) if first.ndim == 3 or (not two and len(inputs) == count) else list(inputs)
     if isinstance(first, (list, tuple)):
         return [_stack(view) for view in inputs]
     raise TypeError(
@@ -159,12 +198,14 @@ def check_views(inputs: Any) -> list[Tensor]:
         raise TypeError(f"inputs is one tensor of shape {tuple(inputs.shape)}: one view. {_CURES}")
     if not isinstance(inputs, (list, tuple)):
         raise TypeError(f"inputs is a {type(inputs).__name__}. {_CURES}")
-    if len(inputs) != 2 or not all(isinstance(view, Tensor) and view.ndim == 4 for view in inputs):
+    if len(inputs) == 2 and all(isinstance(view, (list, tuple)) and _tensors(view) for view in inputs):
+        inputs = [as_float(_stack(view)) for view in inputs]  # a preprocessor that only moves has left them so
+    if len(inputs) != 2 or not all(isinstance(view, Tensor) and view.ndim >= 2 for view in inputs):
         kinds = ", ".join(
             f"tensor {tuple(view.shape)}" if isinstance(view, Tensor) else type(view).__name__ for view in inputs[:4]
         )
         raise TypeError(
-            f"inputs holds {len(inputs)} parts ({kinds}); it must be two views (N, C, H, W). {_CURES}; parts that are not "
+            f"inputs holds {len(inputs)} parts ({kinds}); it must be two views (N, ...). {_CURES}; parts that are not "
             "stacked: collate_fn=dict(type='default_collate'), or data_preprocessor=dict(type='moco_plugins.DataPreprocessor')"
         )
     return list(inputs)
@@ -189,3 +230,7 @@ def _label(sample: Any) -> int:
     label = sample if isinstance(sample, (int, Tensor)) else _field(sample, "gt_label", -1)
     label = getattr(label, "label", label)  # mmpretrain 1.0 and before wrap it
     return int(label)
+
+
+def _tensors(parts: Any) -> bool:
+    return len(parts) > 0 and all(isinstance(part, Tensor) for part in parts)

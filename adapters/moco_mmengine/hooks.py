@@ -12,6 +12,7 @@ from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from torch import nn
 
+from moco_plugins.core.checks import queue_advice
 from moco_plugins.data.seeding import key, seed_everything
 
 from .checkpoints import check_fits
@@ -24,6 +25,7 @@ class MethodHook(Hook):
     - Random numbers are seeded anew for each epoch and iteration from the Runner's seed, so that a resumed run draws what
       the whole run would have drawn.
     - The method learns the number of optimiser steps (momentum schedules), under DDP and accumulation too.
+    - A queue as large as the data set is told, with a size to try.
     - Resuming from a checkpoint of another model is an error that says what differs.
     - Beside EMAHook, checkpoints keep the queue and the counters of the trained model, which have no average.
     """
@@ -36,6 +38,11 @@ class MethodHook(Hook):
         if isinstance(model, MethodModel) and model.method.total_steps is None:
             counts = getattr(runner.optim_wrapper, "_accumulative_counts", 1)
             model.method.total_steps = math.ceil(runner.max_iters / counts)
+        queue = getattr(getattr(model, "method", None), "queue", None)
+        images: Any = getattr(runner.train_dataloader, "dataset", None)
+        advice = queue_advice(getattr(queue, "size", 0), len(images) if hasattr(images, "__len__") else 0)
+        if advice:
+            runner.logger.warning(advice)
         if getattr(runner.train_dataloader, "persistent_workers", False):
             runner.logger.warning(
                 "persistent_workers=True: if this run is interrupted and resumed, its views will not be those of a whole run"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from mmengine.logging import MessageHub
-from mmengine.model import BaseModel
+from mmengine.model import BaseModel, ImgDataPreprocessor
+from mmengine.optim import OptimWrapperDict
 from torch import Tensor, nn
 
 from moco_plugins.checkpoints import load
@@ -20,7 +21,8 @@ from moco_plugins.hooks import manager as plugins
 from moco_plugins.sizes import Size
 
 from .backbone import build_features, initialise, try_width
-from .batches import check_views, labels_of
+from .batches import PerView, check_views, labels_of
+from .together import step_together
 
 #: What other MMEngine projects call our options.
 _OTHER_NAMES = {
@@ -41,7 +43,8 @@ class MethodModel(BaseModel):
 
     Args:
         method: the method; :attr:`method` afterwards.
-        data_preprocessor: config or module; ``moco_plugins.DataPreprocessor`` unless given.
+        data_preprocessor: config or module; ``moco_plugins.DataPreprocessor`` unless given. MMEngine's
+            ImgDataPreprocessor, and those of other projects that are made of it, are called for each view.
         init_cfg: MMEngine's. Parts of the backbone with an ``init_cfg`` of their own are initialised too.
         metrics_interval: iterations between two logs of the metrics, 10 as in MMEngine's LoggerHook; 0: none.
     """
@@ -50,13 +53,20 @@ class MethodModel(BaseModel):
         self, method: nn.Module, data_preprocessor: Any = None, init_cfg: Any = None, metrics_interval: int = 10
     ) -> None:
         super().__init__(data_preprocessor or {"type": "moco_plugins.DataPreprocessor"}, init_cfg)
+        if isinstance(self.data_preprocessor, ImgDataPreprocessor):
+            self.data_preprocessor: Any = PerView(self.data_preprocessor)
         self.method: Any = method
         self.metrics_interval = metrics_interval
         self._forwards = 0
 
     def train_step(self, data: Any, optim_wrapper: Any) -> dict[str, Tensor]:
-        """See MMEngine; besides, tell the method how many optimiser steps there will be."""
+        """See MMEngine; besides, tell the method how many optimiser steps there will be.
+
+        Several optimisers (``OptimWrapperDict``), each of a part of the model, step together.
+        """
         self._tell_total_steps(getattr(optim_wrapper, "_accumulative_counts", 1))
+        if isinstance(optim_wrapper, OptimWrapperDict):
+            return step_together(self, data, list(optim_wrapper.values()))
         return super().train_step(data, optim_wrapper)
 
     def forward(self, inputs: Any = None, data_samples: Any = None, mode: str = "tensor", **unknown: Any) -> Any:
