@@ -112,7 +112,7 @@ def try_width(module: nn.Module, image_size: Size, channels: int | None = None) 
     """Find the width of a module's output (N, D) by giving it one image of zeros, or a volume or signal of 32 a side."""
     first = next((m for m in module.modules() if isinstance(m, (nn.Conv1d, nn.Conv2d, nn.Conv3d))), None)
     channels = channels or (first.in_channels if first is not None else 3)
-    shape = (channels, *sides("image_size", image_size))
+    shape: tuple[int, ...] = (channels, *sides("image_size", image_size))
     if first is not None and len(first.kernel_size) != 2:
         shape = (channels,) + (min(32, *shape[1:]),) * len(first.kernel_size)
     modes = [(part, part.training) for part in module.modules()]
