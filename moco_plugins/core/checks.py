@@ -25,6 +25,11 @@ def whole_number(name: str, value: Any, least: int = 1) -> int:
     return int(value)
 
 
+def suggested_queue_size(images: int) -> int:
+    """The K that :func:`queue_advice` gives a data set of N images: the largest power of two up to N / 4, at least 1."""
+    return 1 << max(0, (images // 4).bit_length() - 1)
+
+
 def queue_advice(queue_size: int, images: int) -> str | None:
     """What to say of a queue of K keys over a data set of N images; None where it is smaller than the data set.
 
@@ -40,7 +45,7 @@ def queue_advice(queue_size: int, images: int) -> str | None:
         return None
     return (
         f"queue_size={queue_size} is as large as the data set of {images} images or larger, so the queue holds each image's "
-        f"own key of the epoch before, as a negative. Try queue_size={1 << max(0, (images // 4).bit_length() - 1)}"
+        f"own key of the epoch before, as a negative. Try queue_size={suggested_queue_size(images)}"
     )
 
 

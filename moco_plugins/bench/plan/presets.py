@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...core.queue_advice import queue_advice, suggested_queue_size
+from ...core.checks import queue_advice, suggested_queue_size
 from ...sizes import Size, sides
 
 
@@ -86,7 +86,7 @@ def preset_for(channels: int, image_size: Size, images: int) -> Preset:
     while batch > _SMALLEST_BATCH and images < _STEPS * batch:
         batch //= 2
     batch = min(batch, images)
-    if images > 1 and queue_advice(options["queue_size"], images):
+    if queue_advice(options["queue_size"], images):
         options["queue_size"] = suggested_queue_size(images)
     if preset.epochs * images / batch < _LONG_MEMORY:
         options.setdefault("momentum", 0.99)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ...core.queue_advice import queue_advice
+from ...core.checks import queue_advice
 from ...hooks import manager as plugins
 from .ablations import ABLATIONS, Variation
 from .errors import SettingsError
@@ -111,7 +111,7 @@ def queue_notes(settings: Settings, images: int) -> list[str]:
         if accepts(line.method, "queue_size") and not accepts(line.method, "bank_size"):
             advice = queue_advice(int(options_of(line, settings).get("queue_size") or 0), images)
             if advice is not None:
-                found.setdefault(advice, f"{line.label}: {advice}.")
+                found.setdefault(advice, f"{line.label}: {advice}")
     return list(found.values())
 
 

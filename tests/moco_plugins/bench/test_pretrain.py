@@ -183,6 +183,6 @@ def test_weights_that_do_not_fit_are_said_with_what_they_are_of(
 
 def test_a_queue_as_large_as_the_set_is_warned_of(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert run(folder, "--backbone", "convnet", "--epochs", 1, "-o", "queue_size=120", "--out", tmp_path) == 0
-    said = "queue_size=120 is not smaller than the data set of 120 images"
+    said = "queue_size=120 is as large as the data set of 120 images or larger"
     assert said in capsys.readouterr().err
     assert said in (tmp_path / "report.html").read_text()
