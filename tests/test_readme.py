@@ -48,6 +48,29 @@ def test_train_commands(command, folder):
     assert "loss" in out
 
 
+@pytest.fixture(scope="module")
+def photos(folder):
+    """Photos without labels, and a few with, under the names that the README gives them."""
+    import torch
+    from torchvision.transforms.functional import to_pil_image
+
+    (folder / "photos").mkdir()
+    for i in range(48):
+        kind = folder / "labelled" / ("dark", "light")[i % 2]
+        kind.mkdir(parents=True, exist_ok=True)
+        image = to_pil_image((torch.rand(3, 16, 16) + i % 2) / 2)
+        image.save(kind / f"{i}.png")
+        image.save(folder / "photos" / f"{i}.png")
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if re.match("moco-plugins (pretrain|evaluate)", c)])
+def test_pretrain_and_evaluate_commands(command, folder, photos):
+    arguments = command.partition("#")[0].split()[1:]
+    quick = ["--backbone", "convnet", "--epochs", "1"] if arguments[0] == "pretrain" else []
+    out = run([sys.executable, "-m", "moco_plugins", *arguments, *quick], folder)
+    assert ("weights.safetensors" if quick else "pretrained") in out
+
+
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("moco-plugins bench")])
 def test_bench_commands(command, folder):
     arguments = re.sub(r"--epochs \d+", "--epochs 1", command).split()[1:]

@@ -90,8 +90,9 @@ def pretrain(settings: Any, out: Path, progress: Any, command: str = "") -> dict
     settings = complete(settings, data)
     data = replace(data, notes=(*data.notes, *queue_notes(settings, len(data.pretrain))))
     try_to_build(settings, data)
-    results = Results(out, settings)
     (run,) = plan(settings)
+    results = Results(out, settings)
+    _must_agree(results, run, settings)
     data = data.of_seed(run.seed)
     record = results.find(run, settings.engine)
     if record is None:
@@ -111,6 +112,23 @@ def pretrain(settings: Any, out: Path, progress: Any, command: str = "") -> dict
     if first_process() and record["status"] == "finished":
         _keep(results.content, record, settings, data, out, run)
     return record
+
+
+def _must_agree(results: Any, run: Any, settings: Any) -> None:
+    """One folder is one pretraining: another method, seed or option would go on from weights that are not its own."""
+    from .plan.errors import SettingsError
+    from .results import plain
+
+    now = plain({"method": run.method, "engine": settings.engine, "seed": run.seed, **run.options})
+    before = results.content.setdefault("pretraining", now)
+    differ = [
+        f"{k} was {before.get(k)!r}, now {now.get(k)!r}" for k in {**before, **now} if before.get(k) != now.get(k)
+    ]
+    if differ:
+        raise SettingsError(
+            f"--out {results.folder} holds another pretraining ({'; '.join(differ)}). Give the same settings to continue "
+            "there, or another --out"
+        )
 
 
 def _keep(content: Mapping[str, Any], record: Mapping[str, Any], settings: Any, data: Any, out: Path, run: Any) -> None:

@@ -29,6 +29,10 @@ def read_weights(path: str | Path) -> Weights:
         FileNotFoundError, ValueError: there is no such file, or nobody can read it; see :func:`moco_plugins.checkpoints.load`.
     """
     file = Path(path).expanduser()
+    if (file / "results.json").is_file() and not (file / WEIGHTS).is_file():
+        raise SettingsError(
+            f"{path}: there is no {WEIGHTS} in it: give a file, or let the pretraining there come to its end"
+        )
     return load(file / WEIGHTS if (file / WEIGHTS).is_file() else file)
 
 

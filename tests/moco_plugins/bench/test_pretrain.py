@@ -181,6 +181,20 @@ def test_weights_that_do_not_fit_are_said_with_what_they_are_of(
     assert re.search(expected, capsys.readouterr().err)
 
 
+def test_one_folder_is_one_pretraining(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common = ("digits", "--epochs", 1, "--batch-size", 512, "--out", tmp_path)
+    assert run(*common) == 0
+    for changed, message in (
+        (("-o", "queue_size=64"), "queue_size was 1024, now 64"),
+        (("--seed", 1), "seed was 0, now 1"),
+        (("--method", "simclr"), "method was 'moco-v2', now 'simclr'"),
+        (("--epochs", 2), "epochs was 1, now 2"),
+    ):
+        capsys.readouterr()
+        assert run(*common, *changed) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_a_queue_as_large_as_the_set_is_warned_of(folder: Path, tmp_path: Path, capsys: Any) -> None:
     assert run(folder, "--backbone", "convnet", "--epochs", 1, "-o", "queue_size=120", "--out", tmp_path) == 0
     said = "queue_size=120 is as large as the data set of 120 images or larger"
