@@ -21,6 +21,7 @@ from .core.losses.ressl import ressl
 from .core.losses.supcon import supcon
 from .core.moco import MoCo
 from .core.momentum import MomentumRule, ema
+from .core.sharded_queue import ShardedKeyQueue
 from .core.views import AffineViews, TwoViews
 from .data.datasets import DATASETS
 from .hooks.specs import hookimpl
@@ -28,7 +29,7 @@ from .sizes import Size
 
 #: The names that each building hook answers to here.
 PARTS = {
-    "moco_build_queue": ("ring",),
+    "moco_build_queue": ("ring", "sharded"),
     "moco_build_momentum": ("ema",),
     "moco_build_loss": ("info_nce", "decoupled", "debiased", "hard", "mochi", "supcon", "ressl"),
     "moco_build_views": ("v1", "v2", "v2+", "v3", "affine"),
@@ -37,8 +38,9 @@ PARTS = {
 
 @hookimpl
 def moco_build_queue(name: str, size: int, dim: int, options: Mapping[str, Any]) -> KeyQueue | None:
-    """The ring of the newest K keys."""
-    return KeyQueue(size, dim, **options) if name == "ring" else None
+    """The ring of the newest K keys, whole on each rank or shared out among them."""
+    kinds: dict[str, type[KeyQueue]] = {"ring": KeyQueue, "sharded": ShardedKeyQueue}
+    return kinds[name](size, dim, **options) if name in kinds else None
 
 
 @hookimpl

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
 from ..steps.distributed import gather_rows, rank, world_size
+from .nested import View, first, map_tensors, rows, take, tensors
 
 #: Groups of one process, as in the authors' CIFAR-10 demonstration, where 8 of them stand for 8 GPUs.
 BN_SPLITS = 8
@@ -82,34 +83,35 @@ def permutation(count: int, seed: int) -> Tensor:
     return torch.randperm(count, generator=torch.Generator().manual_seed(seed))
 
 
-def encode_apart(encoder: nn.Module, images: Tensor, splits: int, seed: int) -> Tensor:
+def encode_apart(encoder: nn.Module, images: View, splits: int, seed: int) -> Tensor:
     """Encode key images so that their batch statistics are not their queries': exchanged, or split (N, ...)."""
     if not batch_norm_layers(encoder):
         keys: Tensor = encoder(images)
         return keys
     if world_size() > 1:
         return encode_shuffled(encoder, images, seed)
-    return encode_split(encoder, images, groups_for(images.shape[0], splits), seed)
+    return encode_split(encoder, images, groups_for(rows(images), splits), seed)
 
 
 @torch.no_grad()
-def encode_split(encoder: nn.Module, images: Tensor, groups: int, seed: int) -> Tensor:
+def encode_split(encoder: nn.Module, images: View, groups: int, seed: int) -> Tensor:
     """Encode a permuted batch with BatchNorm split into groups, and put the keys back in order."""
-    order = permutation(images.shape[0], seed).to(images.device, non_blocking=True)
+    order = permutation(rows(images), seed).to(first(images).device, non_blocking=True)
     with SplitBatchNorm(groups):
-        keys = encoder(images[order])
+        keys = encoder(take(images, order))
     return torch.empty_like(keys).index_copy_(0, order, keys)
 
 
 @torch.no_grad()
-def encode_shuffled(encoder: nn.Module, images: Tensor, seed: int) -> Tensor:
+def encode_shuffled(encoder: nn.Module, images: View, seed: int) -> Tensor:
     """Encode a batch whose images are exchanged between the ranks, and bring the keys back to their queries."""
-    everyone = gather_rows(images)
-    counts = [part.shape[0] for part in everyone]
-    order = permutation(sum(counts), seed).to(images.device, non_blocking=True)
+    gathered = [gather_rows(tensor) for _, tensor in tensors(images)]  # a list of ranks for each tensor
+    counts = [part.shape[0] for part in gathered[0]]
+    order = permutation(sum(counts), seed).to(first(images).device, non_blocking=True)
     start = sum(counts[: rank()])
     mine = slice(start, start + counts[rank()])
-    keys = torch.cat(gather_rows(encoder(torch.cat(everyone)[order[mine]])))  # in the order of `order`
+    exchanged = iter([torch.cat(parts)[order[mine]] for parts in gathered])
+    keys = torch.cat(gather_rows(encoder(map_tensors(images, lambda _: next(exchanged)))))  # in the order of `order`
     return torch.empty_like(keys).index_copy_(0, order, keys)[mine]
 
 

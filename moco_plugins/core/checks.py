@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .momentum import value_at
+from .nested import View, tensors
 from .variants import Variant
 
 
@@ -83,23 +84,51 @@ def check_settings(settings: Variant, backbone: object, bn_buffers: str, **whole
         raise ValueError(f"shuffle_bn={settings.shuffle_bn!r} must be 'auto', True or False")
 
 
-def check_views(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the two views, (N, C, H, W) each, or say what is wrong with them."""
-    if isinstance(views, Tensor) or not isinstance(views, Sequence) or len(views) != 2:
+def check_views(views: Sequence[View]) -> tuple[View, View]:
+    """Return the two views, (N, C, H, W) each or nested structures of tensors (N, ...), or say what is wrong with them."""
+    if isinstance(views, (Tensor, str)) or not isinstance(views, Sequence) or len(views) != 2:
         what = f"a tensor of shape {tuple(views.shape)}" if isinstance(views, Tensor) else f"a {type(views).__name__}"
         count = f" of {len(views)}" if isinstance(views, Sequence) else ""
         raise TypeError(f"views is {what}{count}; MoCo takes two views of each image, [view_q, view_k]: see TwoViews")
     x_q, x_k = views
-    if not isinstance(x_q, Tensor) or not isinstance(x_k, Tensor):
-        raise TypeError(f"views holds {type(x_q).__name__} and {type(x_k).__name__}; both must be tensors (N, C, H, W)")
-    if x_q.ndim == 0 or x_k.ndim == 0 or x_q.shape[0] != x_k.shape[0] or x_q.shape[0] == 0:
+    found_q, found_k = check_batch(x_q, views), check_batch(x_k, views)
+    if len(found_q[0]) != len(found_k[0]):
         raise ValueError(
-            f"views have shapes {tuple(x_q.shape)} and {tuple(x_k.shape)}; both must hold the same N >= 1 images, row i of "
+            f"views have shapes {_shapes(x_q)} and {_shapes(x_k)}; both must hold the same N >= 1 images, row i of "
             "each showing image i"
         )
-    if x_q is x_k or _same_memory(x_q, x_k):
+    if x_q is x_k or (
+        len(found_q) == len(found_k) and all(_same_memory(a, b) for a, b in zip(found_q, found_k, strict=True))
+    ):
         raise ValueError("views are twice the same tensor, so there is nothing to learn; make two views: see TwoViews")
     return x_q, x_k
+
+
+def check_batch(view: View, views: Sequence[View]) -> list[Tensor]:
+    """Return the tensors of a view, all of the same N >= 1 rows; ``views`` are for the message."""
+    try:
+        found = [tensor for _, tensor in tensors(view)]
+    except TypeError as error:
+        kinds = " and ".join(type(other).__name__ for other in views)
+        raise TypeError(
+            f"views holds {kinds}, and among them a {error}; each must be a tensor (N, C, H, W), or a nested structure "
+            "(dict, list, tuple) of tensors (N, ...)"
+        ) from None
+    if not found or any(tensor.ndim == 0 or len(tensor) != len(found[0]) or not len(tensor) for tensor in found):
+        raise ValueError(
+            f"views have shapes {' and '.join(_shapes(other) for other in views)}; both must hold the same N >= 1 images, "
+            "row i of each tensor belonging to image i"
+        )
+    return found
+
+
+def _shapes(view: View) -> str:
+    if isinstance(view, Tensor):
+        return str(tuple(view.shape))
+    try:
+        return "{" + ", ".join(f"{path}: {tuple(tensor.shape)}" for path, tensor in tensors(view)) + "}"
+    except TypeError:
+        return type(view).__name__
 
 
 def _same_memory(a: Tensor, b: Tensor) -> bool:

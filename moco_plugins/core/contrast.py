@@ -93,6 +93,17 @@ def matches(query_ids: Tensor, key_ids: Tensor) -> Tensor:
     return torch.searchsorted(ordered, query_ids, right=True) - torch.searchsorted(ordered, query_ids)
 
 
+def class_sums(keys: Tensor, key_labels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sum (N, D) and the number (N) of the keys (K, D) that have the label of each row, without an (N, K) matrix."""
+    ordered = labels.sort().values
+    slot = torch.searchsorted(ordered, key_labels).clamp_(max=len(ordered) - 1)  # K
+    slot = torch.where(ordered[slot] == key_labels, slot, len(ordered))  # the last one holds what nobody asked for
+    sums = keys.new_zeros(len(ordered) + 1, keys.shape[1]).index_add_(0, slot, keys)
+    numbers = keys.new_zeros(len(ordered) + 1).index_add_(0, slot, torch.ones_like(keys[:, 0]))
+    mine = torch.searchsorted(ordered, labels)  # the first of equal ones, as above
+    return sums[mine], numbers[mine]
+
+
 def contrast(
     query: Tensor,
     positive: Tensor,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..steps.distributed import world_size
+from .nested import View, first, map_tensors, rows
 from .normalise import unit_rows
 
 
@@ -17,7 +18,7 @@ class Snapshot(NamedTuple):
     """Some key images of one step and the keys they had then."""
 
     step: int
-    images: Tensor
+    images: View
     keys: Tensor
 
 
@@ -39,14 +40,14 @@ class DriftProbe:
     keep: int = 8
     snapshots: deque[Snapshot] = field(default_factory=deque)
 
-    def take(self, encoder: nn.Module, images: Tensor, step: int, keys_in_queue: int, keys_per_image: int) -> None:
+    def take(self, encoder: nn.Module, images: View, step: int, keys_in_queue: int, keys_per_image: int) -> None:
         """Take a snapshot, unless the last one is too young: those kept are spread over the steps in the queue."""
         if keys_in_queue:
-            steps_in_queue = keys_in_queue // (images.shape[0] * keys_per_image * world_size())
+            steps_in_queue = keys_in_queue // (rows(images) * keys_per_image * world_size())
             self.every = max(1, steps_in_queue // self.keep)
         if self.snapshots and step - self.snapshots[-1].step < self.every:
             return
-        kept = images[: self.size].detach().clone()
+        kept = map_tensors(images, lambda tensor: tensor[: self.size].detach().clone())
         self.snapshots.append(Snapshot(step, kept, encode_quietly(encoder, kept)))
         while len(self.snapshots) > self.keep:
             self.snapshots.popleft()
@@ -65,12 +66,13 @@ class DriftProbe:
 
 
 @torch.no_grad()
-def encode_quietly(encoder: nn.Module, images: Tensor) -> Tensor:
+def encode_quietly(encoder: nn.Module, images: View) -> Tensor:
     """Encode in train mode and normalise, the same way at any time and without leaving a trace in the encoder."""
     buffers = [(buffer, buffer.clone()) for buffer in encoder.buffers()]
     modes = [(module, module.training) for module in encoder.modules()]
     encoder.train()
-    with torch.random.fork_rng([images.device] if images.device.type == "cuda" else []):
+    device = first(images).device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(0)
         keys = unit_rows(encoder(images))
     for module, mode in modes:

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .nested import View, rows
+
 #: What torchvision and timm call the classifier at the end of a model.
 _CLASSIFIERS = ("fc", "classifier", "head", "heads", "head_dist", "last_linear")
 
@@ -25,10 +27,11 @@ class Encoder(nn.Module):
         self.projector = projector
         self.feature_dim = feature_dim
 
-    def features(self, images: Tensor) -> Tensor:
+    def features(self, images: View) -> Tensor:
         """Return the backbone's features (N, feature_dim)."""
         features: Any = self.backbone(images)
-        expected = (images.shape[0], self.feature_dim)
+        n = rows(images)
+        expected = (n, self.feature_dim)
         if not isinstance(features, Tensor):
             raise TypeError(
                 f"backbone returned a {type(features).__name__}; it must return one tensor of shape {expected}: "
@@ -37,7 +40,7 @@ class Encoder(nn.Module):
         if features.shape != expected:
             if features.ndim != 2:
                 cure = "pool and flatten its output"
-            elif features.shape[0] != images.shape[0]:
+            elif features.shape[0] != n:
                 cure = "it must return one row for each image"
             else:
                 cure = _classifier(self.backbone, features.shape[1]) or f"pass feature_dim={features.shape[1]}"
@@ -47,7 +50,7 @@ class Encoder(nn.Module):
             )
         return features
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: View) -> Tensor:
         """Return the projections (N, projection_dim)."""
         return self.projector(self.features(images))
 

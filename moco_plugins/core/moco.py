@@ -7,23 +7,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from ..hooks import manager as plugins
-from ..steps import distributed, follow, stepping
+from ..steps import follow, stepping
 from ..steps.boundary import StepBoundary
 from ..steps.eager import eager
-from . import batchnorm, checks, diagnostics, start
+from . import batchnorm, checks, diagnostics, negatives, start
 from . import temperature as learnable
 from .average import FloatAverage
 from .drift import DriftProbe
 from .momentum import Schedule, check_momentum, value_at
+from .nested import View, rows
 from .normalise import unit_rows
 from .parts import build_encoders, place_like
+from .stepped import SteppedModule
 from .variants import settle
 
 
-class MoCo(nn.Module):
+class MoCo(SteppedModule):
     """Momentum Contrast around any backbone.
 
     ``loss = moco(views)``, ``loss.backward()``, ``optimizer.step()``: that is all. Nothing but BatchNorm statistics changes
@@ -67,6 +68,8 @@ class MoCo(nn.Module):
         momentum_rule, momentum_options: name and options of the momentum rule (hook ``moco_build_momentum``).
         freeze_patch_projection: do not train a ViT's patch projection (v3, section 4.2); None: in v3.
         gather_distributed: the queue takes the keys of all ranks and is the same on all. False: each rank's own.
+        gather: the same by name, "whole" or "own", or "sharded": each of R ranks keeps K / R rows and queries travel, for
+            queues of millions; see :class:`moco_plugins.core.sharded_queue.ShardedKeyQueue`.
         follow_optimizer: find the step boundary by itself; False: call :meth:`step` after each optimiser step.
         total_steps: optimiser steps of the training, for schedules; may be set later as an attribute.
         allow_low_momentum: permit m < 0.5, which otherwise is taken for the opposite sign convention.
@@ -113,6 +116,7 @@ class MoCo(nn.Module):
         momentum_options: Mapping[str, Any] | None = None,
         freeze_patch_projection: bool | None = None,
         gather_distributed: bool = True,
+        gather: str | None = None,
         follow_optimizer: bool = True,
         total_steps: int | None = None,
         allow_low_momentum: bool = False,
@@ -139,17 +143,19 @@ class MoCo(nn.Module):
         )
         self.settings, self.feature_dim, self.variant = settings, int(feature_dim), variant
         self.bn_splits, self.bn_buffers = int(bn_splits), bn_buffers
-        self.gather_distributed, self.follow_optimizer = gather_distributed, follow_optimizer
+        self.follow_optimizer = follow_optimizer
         self.total_steps = total_steps
         freeze = freeze_patch_projection or (False if freeze_patch_projection is None and variant == "v3" else None)
         self.query_encoder, self.predictor, self.key_encoder = build_encoders(
             backbone, feature_dim, settings, projector, key_encoder, freeze
         )
-        options = {"fill": queue_fill, "resize": queue_resize, **(queue_options or {})}
+        self.contrast = plugins.build_loss(loss, loss_options or {})
+        given = {"fill": queue_fill, "resize": queue_resize, **(queue_options or {})}
+        options = negatives.queue_options(self.contrast, given)
+        self.gather_distributed, queue = negatives.gathering(gather, gather_distributed, queue)
         size, dim = settings.queue_size, settings.projection_dim
         self.queue: Any = plugins.build_queue(queue, size, dim, options) if size else None
         place_like(backbone, self.query_encoder.projector, self.predictor, self.key_encoder.projector, self.queue)
-        self.contrast = plugins.build_loss(loss, loss_options or {})
         self.momentum_rule = plugins.build_momentum(momentum_rule, momentum_options or {})
         if learnable_temperature:
             self.log_temperature = nn.Parameter(learnable.start(value_at(settings.temperature, 0, None)))
@@ -163,49 +169,55 @@ class MoCo(nn.Module):
 
     # The step
 
-    def forward(self, views: Sequence[Tensor]) -> Tensor:
-        """Return the loss of two views of a batch, each (N, C, H, W); 0-dim.
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        """Which of "labels" and "ids" training steps need: those that the queue has a column for, or the loss cannot miss."""
+        return negatives.asks_for(self.contrast, self.queue)
+
+    def forward(self, views: Sequence[View], labels: Tensor | None = None, ids: Tensor | None = None) -> Tensor:
+        """Return the loss of two views of a batch, each (N, C, H, W) or a nested structure of tensors (N, ...); 0-dim.
+
+        ``labels`` and ``ids`` (of the images) are (N) whole numbers, -1 where unknown; looked at where :attr:`asks_for` has
+        them. With ids, keys of the query's own image are no negatives.
 
         Raises:
-            ValueError, TypeError: not two tensors of N images each, or twice the same tensor.
+            ValueError, TypeError: not two views of N images each, or twice the same; labels or ids missing or misshapen.
         """
         x_q, x_k = checks.check_views(views)
         if self.training and not self.prepared:
-            self._prepare(x_q.shape[0])
+            self._prepare(rows(x_q))
         pairs = [(x_q, x_k), (x_k, x_q)] if self.settings.symmetric else [(x_q, x_k)]
         # Keys first: what they need in passing is free again before the queries' activations are kept.
         keys = [self._encode_keys(b, i) for i, (_, b) in enumerate(pairs)]  # N x D each, no gradient
         queries = [unit_rows(self._query(a)) for a, _ in pairs]  # N x D each
         temperature = self.temperature
-        with torch.autocast(x_q.device.type, enabled=False):
-            losses = [self._contrast(q, k, temperature) for q, k in zip(queries, keys, strict=True)]
+        known = negatives.known_of(queries[0], labels, ids, self.asks_for, self.training)
+        with torch.autocast(keys[0].device.type, enabled=False):
+            losses = [self._contrast(q, k, temperature, known) for q, k in zip(queries, keys, strict=True)]
             loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
         self._remember(loss, queries[0], keys, temperature)
         if self.training and loss.requires_grad:
-            self._stage(keys, loss, x_k)
+            self._stage(keys, loss, x_k, known)
         return loss
 
-    def _query(self, images: Tensor) -> Tensor:
+    def _query(self, images: View) -> Tensor:
         projected: Tensor = self.query_encoder(images)
         return self.predictor(projected) if self.predictor is not None else projected
 
     @torch.no_grad()
-    def _encode_keys(self, images: Tensor, half: int) -> Tensor:
+    def _encode_keys(self, images: View, half: int) -> Tensor:
         if not (self.training and self.settings.shuffle_bn):
             return unit_rows(self.key_encoder(images))
         # Every forward pass has a permutation of its own, the same on all ranks and again after a resume.
         seed = (self.steps * 4096 + self.boundary.passes) * 2 + half
         return unit_rows(batchnorm.encode_apart(self.key_encoder, images, self.bn_splits, seed))
 
-    def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor) -> Tensor:
-        in_batch = self.settings.in_batch_negatives
-        negatives = [self.queue.negatives()] if self.queue is not None else []
-        if in_batch and self.training and distributed.world_size() > 1:
-            everyone = distributed.gather_rows(key)
-            negatives += [part for other, part in enumerate(everyone) if other != distributed.rank()]
-        self._negative_count = sum(bank.shape[0] for bank in negatives) + (key.shape[0] - 1 if in_batch else 0)
-        banks = negatives[0] if len(negatives) == 1 else negatives
-        return self.contrast(query, key, banks, temperature, in_batch)
+    def _contrast(self, query: Tensor, key: Tensor, temperature: float | Tensor, known: Mapping[str, Tensor]) -> Tensor:
+        batch = (self.settings.in_batch_negatives, self.training)
+        loss, self._negative_count = negatives.contrast_with(
+            self.contrast, query, key, self.queue, temperature, *batch, known
+        )
+        return loss
 
     # The step boundary
 
@@ -215,47 +227,16 @@ class MoCo(nn.Module):
         stepping.prepare(self)
 
     @eager
-    def _stage(self, keys: list[Tensor], loss: Tensor, key_images: Tensor) -> None:
+    def _stage(self, keys: list[Tensor], loss: Tensor, key_images: View, known: Mapping[str, Tensor]) -> None:
         if self.drift_probe is not None:
             size = self.queue.size if self.queue is not None else 0
             self.drift_probe.take(self.key_encoder, key_images, self.steps, size, len(keys))
         anchor = next((p for p in self.query_encoder.projector.parameters() if p.requires_grad), None)
-        stepping.stage(self, keys, loss, anchor)
-
-    def after_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Commit the step of an optimiser that owns parameters of the query encoder; called after each step."""
-        stepping.after_step(self, optimizer)
-        if hasattr(self, "log_temperature"):
-            learnable.after_step(self.log_temperature, optimizer, self.steps)
-
-    def step(self) -> None:
-        """Commit by hand: move the key encoder and enqueue the keys of the forward passes since the last step.
-
-        Only needed with ``follow_optimizer=False``; a step that has been committed is not committed again.
-        """
-        if self.boundary.open:
-            stepping.commit(self, None)
+        stepping.stage(self, keys, loss, anchor, known)
 
     # What it tells
 
-    @property
-    def momentum(self) -> float:
-        """m in force at this step."""
-        return value_at(self.settings.momentum, self.steps, self.total_steps)
-
-    @property
-    def temperature(self) -> float | Tensor:
-        """T in force at this step; a tensor with gradient where it is learnable."""
-        if hasattr(self, "log_temperature"):
-            return learnable.value(self.log_temperature)
-        return value_at(self.settings.temperature, self.steps, self.total_steps)
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps committed so far."""
-        return self.boundary.steps
-
-    def embed(self, images: Tensor) -> Tensor:
+    def embed(self, images: View) -> Tensor:
         """Return the features of the query backbone (N, feature_dim), without the head."""
         return self.query_encoder.features(images)
 
@@ -280,24 +261,3 @@ class MoCo(nn.Module):
     @eager
     def _remember(self, loss: Tensor, query: Tensor, keys: list[Tensor], temperature: float | Tensor) -> None:
         self.monitor.remember(loss, query, keys, temperature, self._negative_count, self.settings.in_batch_negatives)
-
-    # State: what a resumed, copied or pickled MoCo needs
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "steps"] = torch.tensor(self.steps)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        steps = state_dict.get(prefix + "steps")
-        rest = {name: value for name, value in state_dict.items() if name != prefix + "steps"}
-        super()._load_from_state_dict(rest, prefix, *args)
-        if steps is None:
-            args[2].append(prefix + "steps")  # missing_keys
-        else:
-            self.boundary.reset(int(steps))
-        self.prepared, self.monitor.last = False, None
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        if self.follow_optimizer:
-            follow.follow_optimizer_steps(self)

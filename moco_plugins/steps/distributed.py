@@ -64,6 +64,18 @@ def gather_rows(tensor: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
+def exchange_rows(parts: list[Tensor]) -> list[Tensor]:
+    """Give part r to rank r and return what each rank had for this one, in rank order; only these rows travel."""
+    if world_size() == 1:
+        return parts
+    mine = parts[rank()]
+    gives = [len(part) for part in parts]
+    flat = mine.new_empty(len(mine) * len(parts), *mine.shape[1:])
+    dist.all_to_all_single(flat, torch.cat(parts).contiguous(), [len(mine)] * len(parts), gives)
+    return list(flat.split(len(mine)))
+
+
+@torch.no_grad()
 def broadcast_from_first(tensors: Iterable[Tensor]) -> None:
     """Overwrite the tensors of all ranks with rank 0's, in place."""
     if world_size() == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -80,11 +80,18 @@ def _check_precision(moco: Stepped) -> None:
 
 
 @eager
-def stage(moco: Stepped, keys: list[Tensor], loss: Tensor, anchor: nn.Parameter | None) -> None:
-    """After a forward pass: keep its keys for the step. ``anchor`` is a parameter that the loss's gradient reaches."""
+def stage(
+    moco: Stepped, keys: list[Tensor], loss: Tensor, anchor: nn.Parameter | None, known: Mapping[str, Tensor]
+) -> None:
+    """After a forward pass: keep its keys for the step, with what is known of them (N) for the queue's columns.
+
+    ``anchor`` is a parameter that the loss's gradient reaches.
+    """
     _report_left_out(moco)
     # keys[0] is of the second view and keys[1] of the first: they are enqueued in the order of the views.
-    moco.boundary.stage(reversed(keys), loss, anchor, limit=moco.queue.size if moco.queue is not None else 0)
+    queue: Any = moco.queue[0] if isinstance(moco.queue, nn.ModuleList) else moco.queue
+    columns = [known.get(name, torch.full_like(keys[0][:, 0], -1)) for name in getattr(queue, "columns", ())]
+    moco.boundary.stage([*reversed(keys), *columns], loss, anchor, limit=queue.size if queue is not None else 0)
 
 
 def after_step(moco: Stepped, optimizer: Optimizer) -> None:

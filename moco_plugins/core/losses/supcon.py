@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..contrast import check_rows, contrast, full_precision
+from ..contrast import check_rows, class_sums, contrast, full_precision
 from ..infonce import log1p_exp
 from ..logsumexp import Keys, logsumexp
 
@@ -64,14 +64,3 @@ def supcon(
     # logsumexp with the own key = its logit + log(1 + exp(the others' - its logit))
     others = logsumexp(of.query, of.banks, of.temperature, implementation=implementation)
     return (log1p_exp(others - own_logit) + own_logit - mean_logit).mean()
-
-
-def class_sums(keys: Tensor, key_labels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum (N, D) and the number (N) of the keys (K, D) that have the label of each row, without an (N, K) matrix."""
-    ordered = labels.sort().values
-    slot = torch.searchsorted(ordered, key_labels).clamp_(max=len(ordered) - 1)  # K
-    slot = torch.where(ordered[slot] == key_labels, slot, len(ordered))  # the last one holds what nobody asked for
-    sums = keys.new_zeros(len(ordered) + 1, keys.shape[1]).index_add_(0, slot, keys)
-    numbers = keys.new_zeros(len(ordered) + 1).index_add_(0, slot, torch.ones_like(keys[:, 0]))
-    mine = torch.searchsorted(ordered, labels)  # the first of equal ones, as above
-    return sums[mine], numbers[mine]

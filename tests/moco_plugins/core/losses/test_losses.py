@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from moco_plugins import info_nce
+from moco_plugins.core.contrast import class_sums
 from moco_plugins.core.logsumexp import logsumexp, softmax_mean
 from moco_plugins.core.losses.mochi import mochi
-from moco_plugins.core.losses.supcon import class_sums
 from moco_plugins.hooks import manager as plugins
 
 T, N, K, D = 0.2, 12, 90, 16
