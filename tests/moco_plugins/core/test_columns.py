@@ -81,7 +81,10 @@ def test_a_checkpoint_without_the_column_is_reported() -> None:
 
 @pytest.mark.parametrize(
     ("columns", "message"),
-    [({"idd": ids_of(1, 2)}, "'idd'.*does not remember.*columns="), ({"id": ids_of(1)}, r"'id' has shape \(1,\).*\(2,\)")],
+    [
+        ({"idd": ids_of(1, 2)}, "'idd'.*does not remember.*columns="),
+        ({"id": ids_of(1)}, r"'id' has shape \(1,\).*\(2,\)"),
+    ],
 )
 def test_bad_columns(columns: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -146,7 +149,10 @@ def test_supcon_brings_its_column_learns_and_says_what_it_asks_for() -> None:
     q = F.normalize(moco.query_encoder(centres), dim=1)
     assert float((q @ q.T - torch.eye(3)).amax()) < 0.3  # classes stand apart
     of_keys = moco.queue.columns["label"]
-    assert float((F.one_hot(of_keys, 3).float().T @ moco.queue.keys @ q.T).argmax(1).eq(torch.arange(3)).float().mean()) == 1
+    assert (
+        float((F.one_hot(of_keys, 3).float().T @ moco.queue.keys @ q.T).argmax(1).eq(torch.arange(3)).float().mean())
+        == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -208,7 +214,11 @@ def test_views_may_be_tables_point_clouds_waveforms_and_clips(shape: tuple[int, 
     ("views", "error", "message"),
     [
         ([words(4), words(5)], ValueError, r"\['input_ids'\]: \(4, 5\).*\(5, 5\).*same N"),
-        ([{"a": torch.ones(4, 2), "b": torch.ones(3, 2)}, {"a": torch.ones(4, 2)}], ValueError, r"\['b'\]: \(3, 2\).*same N"),
+        (
+            [{"a": torch.ones(4, 2), "b": torch.ones(3, 2)}, {"a": torch.ones(4, 2)}],
+            ValueError,
+            r"\['b'\]: \(3, 2\).*same N",
+        ),
         ([{"a": torch.ones(4, 2), "b": "text"}, {"a": torch.ones(4, 2)}], TypeError, r"str at \['b'\].*nested"),
         ([{}, {}], ValueError, "same N >= 1"),
         ([(same := words(4)), dict(same)], ValueError, "twice the same"),
