@@ -51,6 +51,9 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--metric", choices=METRICS, default="knn_top1", help="what to sort by")
     report.add_argument("--reference", metavar="LABEL", help="the method that others are compared to; default: moco-v2")
     checkpoint_commands.add_commands(commands)
+    report.add_argument(
+        "--format", choices=("csv", "markdown", "latex"), help="print the table of results so, and write no report"
+    )
     return p
 
 
@@ -59,6 +62,12 @@ def run_report(arguments: argparse.Namespace) -> int:
     from .bench.main import need_bench_extra
 
     need_bench_extra()
+    if arguments.format is not None:
+        from .bench.report.export import export
+        from .bench.report.page import gather
+
+        print(export(gather(arguments.folders), arguments.format, arguments.metric), end="")
+        return 0
     if arguments.out is None and len(arguments.folders) > 1:
         raise ValueError("several folders need --out, the folder for the merged report")
     out = arguments.out or arguments.folders[0]

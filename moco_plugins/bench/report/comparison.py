@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .statistics import Difference, Summary, paired, summarise
+from .statistics import Difference, Summary, holm, paired, summarise
 from .table import Row, mean, rows
 
 #: Losses of two engines are called equal up to this difference (float32, CPU).
@@ -38,26 +38,44 @@ def reference_row(table: Sequence[Row], reference: str | None) -> Row | None:
 
 
 def differences(table: Sequence[Row], metric: str, reference: str | None) -> list[Difference]:
-    """All runs against the reference, seed by seed, within one engine."""
+    """All runs against the reference, seed by seed, within one engine; corrected for how many there are."""
     base = reference_row(table, reference)
     if base is None:
         return []
     others = [row for row in table if not row.baseline and row is not base and row.engine == base.engine]
     found = [paired(row.label, by_seed(row, metric), base.label, by_seed(base, metric)) for row in others]
-    return [difference for difference in found if difference is not None]
+    return holm([difference for difference in found if difference is not None])
 
 
 def engines_agree(results: Mapping[str, Any]) -> list[str]:
-    """A sentence for each label that two engines have trained from the same seeds."""
+    """A sentence for each label that two engines have trained from the same seeds; seeds of which it is the same share it."""
     runs: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for record in results["runs"]:
         if record.get("status") == "finished":
             runs.setdefault((record["label"], record["seed"]), []).append(record)
-    sentences = []
+    said: dict[tuple[str, str], list[int]] = {}
     for (label, seed), records in runs.items():
         for other in records[1:]:
-            sentences.append(f"{label}, seed {seed}: {_agreement(records[0], other)}")
-    return sentences
+            said.setdefault((label, _agreement(records[0], other)), []).append(seed)
+    return [f"{label}, {seeds_of(seeds)}: {text}" for (label, text), seeds in said.items()]
+
+
+def seeds_of(seeds: Sequence[int]) -> str:
+    """Some seeds in words: "seed 0", "seeds 0, 1 and 4"."""
+    numbers = [str(seed) for seed in sorted(set(seeds))]
+    return f"seed {numbers[0]}" if len(numbers) == 1 else f"seeds {join(numbers)}"
+
+
+def join(names: Sequence[str]) -> str:
+    """Names in a sentence."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def named(some: Sequence[Row], table: Sequence[Row]) -> list[str]:
+    """The labels of some rows of a table, each once; with its engine only where another engine's row is not among them."""
+    whole = {row.label: [other for other in table if other.label == row.label] for row in some}
+    apart = {label: any(row not in some for row in rows) for label, rows in whole.items()}
+    return list(dict.fromkeys(f"{row.label} ({row.engine})" if apart[row.label] else row.label for row in some))
 
 
 def _agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:

@@ -10,8 +10,12 @@ from typing import Any
 
 from . import style
 from .picture import Picture, curve
+from .ranks import draw_ranks
 from .sweeps import sweep_figures
 from .table import Row, mean, number, rows, shortened
+
+#: Losses that are drawn, each in a panel of its own.
+PANELS = 8
 
 
 def draw_all(results: Mapping[str, Any], folder: Path, metric: str) -> list[Picture]:
@@ -22,9 +26,13 @@ def draw_all(results: Mapping[str, Any], folder: Path, metric: str) -> list[Pict
     if len({row.engine for row in runs}) > 1:
         table = [row if row.baseline else replace(row, label=f"{row.label}, {row.engine}") for row in table]
     colours = style.colour_of(sorted({row.label for row in table if not row.baseline}))
-    drawers: list[Callable[..., Picture | None]] = [accuracy, loss, knn_over_epochs, knn_over_seconds, drift]
+
+    def ranks(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Picture | None:
+        return draw_ranks(table, metric, colours, folder)
+
+    drawers: list[Callable[..., Picture | None]] = [accuracy, ranks, loss, knn_over_epochs, knn_over_seconds, drift]
     if not option:
-        drawers.insert(4, cost)  # the runs of a sweep cost the same
+        drawers.insert(5, cost)  # the runs of a sweep cost the same
     drawn = (drawer(table, colours, folder) for drawer in drawers)
     return [*(sweep_figures(table, option, folder) if option else []), *(picture for picture in drawn if picture)]
 
@@ -34,7 +42,7 @@ def accuracy(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> 
     shown = [row for row in table if row.knn or row.linear]
     if not shown:
         return None
-    made, axes = style.figure(height=max(2.3, 0.5 * len(shown) + 1.2))
+    made, axes = style.figure(height=max(2.3, (0.5 if len(shown) <= 8 else 0.36) * len(shown) + 1.2))
     for place, row in enumerate(reversed(shown)):
         colour = colours.get(row.label, style.GREY)
         for values, marker, shift in ((row.knn, "o", 0.14), (row.linear, "D", -0.14)):
@@ -72,12 +80,13 @@ def _lines(
     lines = [(row, points) for row, points in lines if points]
     if not lines:
         return None
-    made, axes = style.figure()
+    made, axes = style.figure(height=max(style.HEIGHT, 0.24 * len(lines) + 0.9))
+    dashes = style.dashes_of(list(colours))
     ends = []
     for row, points in lines:
         xs, ys = zip(*points, strict=True)
-        marker = "o" if len(points) < 15 else None
-        axes.plot(xs, ys, color=colours[row.label], marker=marker, ms=4.5, mew=0)
+        marker = "o" if len(points) < 15 and len(lines) <= len(style.COLOURS) else None
+        axes.plot(xs, ys, color=colours[row.label], ls=dashes[row.label], marker=marker, ms=4.5, mew=0)
         ends.append((xs[-1], ys[-1], row.label, colours[row.label]))
     for row in table if baselines else ():
         if row.baseline and row.knn and row.label == "raw-pixels":
@@ -110,9 +119,10 @@ def _loss_points(row: Row) -> list[tuple[float, float]]:
 def loss(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Picture | None:
     """The losses, each method in a panel of its own: their scales have nothing to do with each other."""
     lines = [(row, _loss_points(row)) for row in table if not row.baseline]
-    lines = [(row, points) for row, points in lines if points][:6]
+    lines = [(row, points) for row, points in lines if points]
     if not lines:
         return None
+    more, lines = len(lines) - PANELS, lines[:PANELS]
     made, grid = style.figure(height=0.6 + 1.15 * len(lines), rows=len(lines))
     panels = [grid] if len(lines) == 1 else grid
     for axes, (row, points) in zip(panels, lines, strict=True):
@@ -129,6 +139,8 @@ def loss(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Pict
     caption = (
         "Training loss, averaged over seeds. The methods' losses are different quantities: compare shapes, not heights."
     )
+    if more > 0:
+        caption += f" The best {PANELS} are shown, and {more} more are in results.json."
     return Picture(path, "Loss", caption, "Loss curves of " + ", ".join(row.label for row, _ in lines))
 
 
@@ -164,7 +176,7 @@ def cost(table: Sequence[Row], colours: Mapping[str, str], folder: Path) -> Pict
     shown = [row for row in table if not row.baseline and row.knn and not math.isnan(row.seconds)]
     if len(shown) < 2:
         return None
-    made, axes = style.figure()
+    made, axes = style.figure(height=max(style.HEIGHT, 0.24 * len(shown) + 0.9))
     ends = [(row.seconds, mean(row.knn), row.label, colours[row.label]) for row in shown]
     for x, y, _, colour in ends:
         axes.plot([x], [y], "o", color=colour, ms=10, mew=0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...sizes import written
-from .comparison import cost_note, differences, engines_agree, unequal_budgets
-from .table import Row, mean, number, rows
+from .comparison import cost_note, differences, engines_agree, join, named, seeds_of, unequal_budgets
+from .table import Row, mean, number, rows, shortened
 
 METRICS = {"knn_top1": "kNN accuracy", "linear_top1": "linear-probe accuracy"}
 #: Under the table of costs.
@@ -33,11 +34,6 @@ _SHOWN = {
 }
 
 
-def join(names: list[str]) -> str:
-    """Names in a sentence."""
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
 def judged_only(content: Mapping[str, Any]) -> bool:
     """Whether nothing was trained: weights from files were judged."""
     return content.get("kind") == "evaluate"
@@ -55,6 +51,8 @@ def title(content: Mapping[str, Any]) -> str:
     if option:
         return f"{option.replace('_', ' ').capitalize()} of {join(methods)} on {data}"
     labels = list(dict.fromkeys(run["label"] for run in content["runs"]))
+    if len(labels) > 6:
+        return f"{len(labels)} methods on {data}"
     return f"{join(labels) if labels else 'No runs'} on {data}"
 
 
@@ -92,10 +90,11 @@ def verdicts(content: Mapping[str, Any], metric: str, reference: str | None) -> 
     """Whether the data can tell the methods apart, and whether the engines agree."""
     if judged_only(content):
         return _by_chance(content, metric)
-    return [
-        *(difference.sentence() for difference in differences(rows(content, metric), metric, reference)),
-        *engines_agree(content),
-    ]
+    table = rows(content, metric)
+    short = {row.label: less.label for row, less in zip(table, shortened(table), strict=True)}
+    found = differences(table, metric, reference)
+    renamed = (replace(one, label=short[one.label], reference=short[one.reference]) for one in found)
+    return [*(one.sentence() for one in renamed), *engines_agree(content)]
 
 
 def _by_chance(content: Mapping[str, Any], metric: str) -> list[str]:
@@ -114,9 +113,10 @@ def _below_baselines(content: Mapping[str, Any], metric: str) -> list[str]:
     found = []
     for base in (row for row in table if row.baseline):
         bar = mean(base.values(metric))
-        below = [row.label for row in scored if mean(row.values(metric)) < bar]
+        below = [row for row in scored if mean(row.values(metric)) < bar]
         if below:
-            who = "No method reaches" if len(below) == len(scored) else f"{join(below)} {_stay(below)} below"
+            names = named(below, scored)
+            who = "No method reaches" if len(below) == len(scored) else f"{join(names)} {_stay(names)} below"
             found.append(f"{who} the {METRICS[metric]} of {base.label} ({100 * bar:.1f} %).")
     return found
 
@@ -137,20 +137,32 @@ def warnings(content: Mapping[str, Any], metric: str = "knn_top1") -> list[str]:
     for sentence in (unequal_budgets(content), cost_note(content)):
         if sentence:
             found.append(sentence)
-    for record in content["runs"]:
-        if record.get("status") == "failed":
-            found.append(f"{record['label']}, seed {record['seed']}, failed: {record.get('error')}")
-        metrics = record.get("metrics") or {}
-        std, reference = metrics.get("feature_std"), metrics.get("feature_std_reference")
-        if std is not None and reference and std < 0.1 * reference:
-            found.append(
-                f"{record['label']}, seed {record['seed']}: the method's head gives nearly the same for all images (spread "
-                f"{std:.2g}, {reference:.2g} where it is even): the training has collapsed, or has not come far."
-            )
+    found += _gone_wrong(content["runs"])
     found += _below_baselines(content, metric)
     for name, values in content.get("differences", {}).items():
         found.append(
             f"The merged results differ in {name.replace('_', ' ')}: {join([str(value) for value in values])}."
+        )
+    return found
+
+
+def _gone_wrong(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Failed and collapsed runs; the seeds of a method with which the same happened share a sentence."""
+    failed: dict[tuple[str, str], list[int]] = {}
+    flat: dict[str, list[tuple[int, float, float]]] = {}
+    for record in runs:
+        if record.get("status") == "failed":
+            failed.setdefault((record["label"], str(record.get("error"))), []).append(record["seed"])
+        metrics = record.get("metrics") or {}
+        std, reference = metrics.get("feature_std"), metrics.get("feature_std_reference")
+        if std is not None and reference and std < 0.1 * reference:
+            flat.setdefault(record["label"], []).append((record["seed"], std, reference))
+    found = [f"{label}, {seeds_of(seeds)}, failed: {error}" for (label, error), seeds in failed.items()]
+    for label, spreads in flat.items():
+        found.append(
+            f"{label}, {seeds_of([seed for seed, _, _ in spreads])}: the method's head gives nearly the same for all images "
+            f"(spread {max(std for _, std, _ in spreads):.2g}, {spreads[0][2]:.2g} where it is even): the training has "
+            "collapsed, or has not come far."
         )
     return found
 
@@ -160,7 +172,7 @@ def table_note(content: Mapping[str, Any]) -> str:
     seeds = max((row.seeds for row in _runs(content)), default=0)
     spread = (
         "Mean ± standard deviation over the seeds; in brackets a 95 % bootstrap interval of the mean. Differences further "
-        "down are taken seed by seed, with Student's interval, which few seeds make wide. "
+        "down are taken seed by seed, with Student's interval, which few seeds make wide, and tested with Holm's correction. "
         if seeds > 1
         else ""
     )

@@ -19,7 +19,8 @@ def document(title: str, parts: Sequence[str]) -> str:
     style = _STYLE(encoding="utf-8")
     return (
         f"<!doctype html>\n<html lang=en>\n<head><meta charset=utf-8><title>{text(title)}</title>\n"
-        f'<meta name=viewport content="width=device-width, initial-scale=1">\n<style>\n{style}</style></head>\n'
+        f'<meta name=viewport content="width=device-width, initial-scale=1">\n'
+        f'<meta name=color-scheme content="light dark">\n<style>\n{style}</style></head>\n'
         f"<body><main>\n{chr(10).join(part for part in parts if part)}\n</main></body></html>\n"
     )
 
@@ -35,18 +36,31 @@ def text(value: object) -> str:
     return html.escape(str(value)).replace(" %", "\u00a0%")
 
 
+#: Figures of a section that are seen at once; the others are a click away.
+AT_ONCE = 8
+
+
 def section(title: str, pictures: Sequence[Picture], kind: str = "") -> str:
     """A section of figures; empty without."""
     if not pictures:
         return ""
-    return f'<section><h2>{title}</h2><div class="figures {kind}">{"".join(map(_figure, pictures))}</div></section>'
+    drawn = [_figure(picture, drawn=kind != "wide") for picture in pictures]
+    more = (
+        f'<details><summary>{len(drawn) - AT_ONCE} more</summary><div class="figures {kind}">'
+        f"{''.join(drawn[AT_ONCE:])}</div></details>"
+        if len(drawn) > AT_ONCE
+        else ""
+    )
+    return f'<section><h2>{title}</h2><div class="figures {kind}">{"".join(drawn[:AT_ONCE])}</div>{more}</section>'
 
 
-def _figure(picture: Picture) -> str:
+def _figure(picture: Picture, drawn: bool) -> str:
+    """A figure; ``drawn``: of lines and letters, which the page turns to light on dark where the reader wants that."""
     data = base64.b64encode(picture.path.read_bytes()).decode()
+    kind = " class=drawn" if drawn else ""
     return (
         f"<figure><h3>{text(picture.title)}</h3>"
-        f'<img alt="{text(picture.alt)}" src="data:image/png;base64,{data}">'
+        f'<img{kind} alt="{text(picture.alt)}" src="data:image/png;base64,{data}">'
         f"<figcaption>{text(picture.caption)}</figcaption></figure>"
     )
 

@@ -10,11 +10,12 @@ from typing import Any
 from ...hooks import manager as plugins
 from ..results import FILE, Results, write_results
 from . import figures, findings
-from .comparison import summary
+from .comparison import differences, summary
 from .html import code, definitions, document, header, listing, section, text
 from .merge import merged
 from .picture import Picture
 from .table import Row, each, mean, number, percent, rows, shortened, with_values
+from .tests_table import tests_table
 
 
 def gather(folders: Sequence[Path]) -> dict[str, Any]:
@@ -93,7 +94,8 @@ def page(
     content: Mapping[str, Any], pictures: Sequence[Picture], kept: Sequence[Picture], metric: str, reference: str | None
 ) -> str:
     """The whole page."""
-    table = shortened(rows(content, metric))
+    whole = rows(content, metric)
+    table = shortened(whole)
     title = findings.title(content)
     wide = [picture for picture in kept if picture.path.name.startswith(("views", "neighbours"))]
     maps = [picture for picture in kept if picture not in wide]
@@ -108,6 +110,7 @@ def page(
         f"<section class=results><h2>Results</h2>{results_table(table, with_values(RESULTS, table))}"
         f"<p class=note>{text(findings.table_note(content))}</p></section>",
         listing("verdicts", "What the numbers can tell", verdicts),
+        tests_table(differences(whole, metric, reference)),
         _cost(table),
         section("Side by side" if findings.judged_only(content) else "How they learn", pictures),
         section("What they look at", wide, "wide"),

@@ -9,6 +9,8 @@ from typing import Any
 #: Okabe and Ito's colours, in the order in which they are easiest to tell apart on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#B8860B", "#56B4E9", "#555555", "#882255")
 MARKERS = ("o", "s", "D", "^", "v", "P", "X", "h")
+#: Where there are more lines than colours.
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.4)), (0, (6, 1.5, 1, 1.5)))
 GREY, INK, RULE = "#8a8f98", "#1f2328", "#e3e6ea"
 #: Inches. 4.8 at 11 points stays readable when it is scaled to a phone's width.
 WIDTH, HEIGHT, DPI = 4.8, 3.3, 200
@@ -33,12 +35,19 @@ _RC = {
     "ytick.major.size": 0,
     "lines.linewidth": 2.0,
     "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "moco-plugins",  # the same figure is the same file
 }
 
 
 def colour_of(labels: Sequence[str]) -> dict[str, str]:
     """A colour for each label, the same in all figures."""
     return {label: COLOURS[i % len(COLOURS)] for i, label in enumerate(labels)}
+
+
+def dashes_of(labels: Sequence[str]) -> dict[str, Any]:
+    """A line style for each label: another one each time the colours begin again."""
+    return {label: DASHES[i // len(COLOURS) % len(DASHES)] for i, label in enumerate(labels)}
 
 
 def figure(width: float = WIDTH, height: float = HEIGHT, rows: int = 1) -> tuple[Any, Any]:
@@ -63,12 +72,13 @@ def _known(settings: dict[str, Any]) -> Any:
 
 
 def save(made: Any, path: Path) -> Path:
-    """Write a PNG."""
+    """Write a PNG, and an SVG of the same name beside it for whoever wants to print or edit it."""
     import matplotlib
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_known(_RC)):
         made.savefig(path, facecolor="white")
+        made.savefig(path.with_suffix(".svg"), facecolor="white", metadata={"Date": None})
     return path
 
 
@@ -81,7 +91,7 @@ def label_ends(axes: Any, ends: Iterable[tuple[float, float, str, str]], away: f
     if not ends:
         return
     low, high = axes.get_ylim()
-    gap = (high - low) * 0.075
+    gap = (high - low) * min(0.075, 1 / len(ends))
     places: list[float] = []
     for _, y, _, _ in ends:
         places.append(max(y, places[-1] + gap) if places else y)
@@ -98,7 +108,7 @@ def label_ends(axes: Any, ends: Iterable[tuple[float, float, str, str]], away: f
             textcoords="offset points",
             color=colour,
             va="center",
-            fontsize=9.5,
+            fontsize=9.5 if len(ends) <= 12 else 8,
             fontweight="bold",
             annotation_clip=False,
         )

@@ -83,9 +83,8 @@ def _draw(
             axes.plot([x] * len(row.knn), row.knn, "o", color=colours[method], ms=3.5, mew=0, alpha=0.4)
         if points:
             ends.append((points[-1][0], points[-1][1], method, colours[method]))
-    axes.set_xticks(
-        range(len(values)), [f"{value:g}" if isinstance(value, (int, float)) else str(value) for value in values]
-    )
+    texts = [f"{value:g}" if isinstance(value, (int, float)) else str(value) for value in values]
+    axes.set_xticks(range(len(values)), texts, rotation=60 if sum(map(len, texts)) > 50 else 0)
     axes.margins(x=0.08, y=0.12)
     axes.set_xlabel(name)
     axes.grid(False, axis="x")

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from moco_plugins.bench.report.comparison import differences, engines_agree, unequal_budgets
-from moco_plugins.bench.report.statistics import paired, summarise
+from moco_plugins.bench.report.statistics import Difference, holm, paired, seeds_needed, summarise
 from moco_plugins.bench.report.table import rows
 
 
@@ -93,3 +93,35 @@ def test_unequal_budgets_are_said() -> None:
     assert sentence is not None
     assert "b had 2.00 times the epochs of a" in sentence
     assert unequal_budgets({"runs": runs, "baselines": [], "settings": {"budget": "images=100"}}) is None
+
+
+def test_holm_corrects_for_the_number_of_comparisons() -> None:
+    ps = (0.01, 0.04, 0.03, 0.005)  # of Holm 1979: 4 x 0.005, 3 x 0.01, 2 x 0.03, then no less than that
+    tests = [Difference(str(p), "r", 5, 0.1, 0.01, 0.2, 0.1, p, p) for p in ps]
+    single = Difference("one", "r", 1, 0.1, -math.inf, math.inf)
+    found = holm([*tests, single])
+    assert [one.corrected for one in found[:4]] == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert [one.told_apart for one in found] == [True, False, False, True, False]
+    assert "p = 0.03 corrected for 4 comparisons" in found[0].sentence()
+    assert holm(tests[1:2])[0].corrected == 0.04  # alone there is nothing to correct
+    assert holm(tests[1:2])[0].told_apart
+
+
+def test_p_is_that_of_the_paired_t_test_and_effect_that_of_hedges() -> None:
+    a, b = {0: 0.95, 1: 0.94, 2: 0.96, 3: 0.93}, {0: 0.90, 1: 0.91, 2: 0.92, 3: 0.90}
+    found = paired("a", a, "b", b)
+    assert found is not None
+    assert found.p == pytest.approx(stats.ttest_rel(list(a.values()), list(b.values())).pvalue)
+    assert found.effect == pytest.approx(0.0375 / 0.009574 * (1 - 3 / 11), rel=1e-3)
+
+
+@pytest.mark.parametrize(("effect", "seeds"), [(0.5, 34), (0.8, 15), (1.0, 10)])
+def test_seeds_needed_are_those_of_the_tables_of_power(effect: float, seeds: int) -> None:
+    assert seeds_needed(effect, 1.0) == seeds  # Cohen 1988 and G*Power: paired, two-sided, alpha 0.05, power 0.8
+    assert seeds_needed(-effect * 0.01, 0.01) == seeds
+
+
+def test_seeds_needed_where_there_is_no_answer() -> None:
+    assert seeds_needed(0.0, 1.0) is None
+    assert seeds_needed(0.1, 0.0) is None
+    assert seeds_needed(0.001, 1.0) is None
