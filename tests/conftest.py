@@ -23,6 +23,12 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    # What is kept of image folders; processes that tests start inherit it.
+    os.environ["MOCO_PLUGINS_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     # Small tensors: more threads only wait for each other.
     torch.set_num_threads(1)

@@ -10,6 +10,7 @@ import torch
 from mmengine.structures import BaseDataElement
 from torch import Tensor
 
+from moco_plugins.data.opening import read_image
 from moco_plugins.hooks import manager as plugins
 from moco_plugins.sizes import Size
 
@@ -62,10 +63,7 @@ def image_of(sample: Mapping[str, Any], to_rgb: bool = False) -> Any:
     """Return the image of a sample: PIL, or a tensor (C, H, W)."""
     image = sample.get("img")
     if image is None and "img_path" in sample:
-        from PIL import Image
-
-        with Image.open(sample["img_path"]) as file:
-            return file.convert("RGB")
+        return read_image(sample["img_path"])
     if image is None:
         raise TypeError(f"the sample has {', '.join(map(repr, sample))}; it needs 'img' or 'img_path'")
     if isinstance(image, np.ndarray):

@@ -23,6 +23,7 @@ def add_data(group: Any, default: str | None) -> None:
         help="a data set by name, or a folder of images",
     )
     add_root(group)
+    add_folder(group)
 
 
 def add_root(group: Any) -> None:
@@ -30,6 +31,42 @@ def add_root(group: Any) -> None:
     group.add_argument(
         "--data-root", metavar="DIR", help="where downloaded data sets are; default: $MOCO_PLUGINS_DATA or data"
     )
+
+
+def add_folder(group: Any) -> None:
+    """How a folder of images is read and cut."""
+    group.add_argument(
+        "--channels",
+        type=int,
+        metavar="N",
+        help="of a folder's images; default: 1, 3 or the bands of arrays; 4 keeps alpha",
+    )
+    group.add_argument(
+        "--value-range",
+        type=value_range,
+        metavar="LOW,HIGH",
+        help="black and white in images of more than 8 bits; default: the range of their type",
+    )
+    group.add_argument(
+        "--groups",
+        metavar="FILE|DEPTH",
+        help="a folder's images that stay on one side of a cut: a table IMAGE,GROUP, or which folder of their path",
+    )
+
+
+def value_range(text: str) -> tuple[float, float]:
+    """Read "0,4095".
+
+    Raises:
+        ArgumentTypeError: these are not two numbers, the lower one first.
+    """
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError:
+        low = high = 0.0
+    if not low < high:
+        raise argparse.ArgumentTypeError(f"{text!r}: write it as LOW,HIGH, such as 0,4095")
+    return low, high
 
 
 def add_elsewhere(group: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..sizes import parse_size
 from . import arguments as shared
 from .command import METRICS, show
 
@@ -22,7 +23,10 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     shared.add_data(what, None)
     what.add_argument("--backbone", metavar="NAME", help="what the weights are of, where they do not tell it")
     what.add_argument(
-        "--image-size", type=int, metavar="PIXELS", help="default: what they were trained at, else the data's"
+        "--image-size",
+        type=parse_size,
+        metavar="PIXELS",
+        help="a side, or HEIGHTxWIDTH; default: what they were trained at, else the data's",
     )
     how = p.add_argument_group("how")
     how.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
@@ -71,6 +75,7 @@ def evaluate(settings: Any, paths: Sequence[str], out: Path, progress: Any, comm
         SettingsError, ValueError, OSError: no labels, weights that nobody can read or that fit no backbone; nothing is
             written then.
     """
+    from ..data.telling import telling
     from .main import about_the_machine, described
     from .plan.data import load_data
     from .plan.errors import SettingsError
@@ -79,7 +84,8 @@ def evaluate(settings: Any, paths: Sequence[str], out: Path, progress: Any, comm
 
     if settings.finetune < 0:
         raise SettingsError(f"--finetune {settings.finetune}: it must be at least 1 epoch")
-    data = load_data(settings.data, settings.data_root, settings.image_size, settings.knn_k)
+    with telling(progress.say):
+        data = load_data(settings.data, settings.data_root, settings.image_size, settings.knn_k, settings.folder)
     if not data.labelled:
         raise SettingsError(f"--data {settings.data}: {data.notes[0]} evaluate needs labels to judge by")
     if (out / "results.json").exists() and Results(out).content.get("kind") != "evaluate":

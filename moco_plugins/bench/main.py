@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..data.telling import telling
 from .plan.ablations import ABLATIONS
 from .plan.complete import complete
 from .plan.data import Data
@@ -69,7 +70,8 @@ def bench(
     """
     need_bench_extra()
     register_dictionaries()
-    data = data_of(settings)
+    with telling(progress.say):
+        data = data_of(settings)
     if metric is not None and not data.labelled:
         raise SettingsError(f"--metric {metric}: {data.notes[0]} Leave out --metric")
     settings = complete(settings, data)
@@ -116,8 +118,11 @@ def _prepare(results: Results, settings: Settings, data: Data, command: str, pro
 
 def one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:
     """Carry out a run and keep its record."""
-    record = carry_out(run, settings, data.of_seed(run.seed), results.folder, progress)
+    data = data.of_seed(run.seed)
+    record = carry_out(run, settings, data, results.folder, progress)
     if first_process():
+        about = results.content.setdefault("data", {})
+        about["damaged"] = sorted({*about.get("damaged", ()), *data.damaged})
         left_over = record.pop(LEFT_OVER, ())
         results.put(record)
         for path in left_over:
@@ -136,7 +141,9 @@ def _baselines(results: Results, settings: Settings, data: Data) -> None:
 def describe(results: Results, settings: Settings, data: Data, command: str) -> None:
     """Write down what is about to be done, with what and on what."""
     content = results.content
+    damaged = content.get("data", {}).get("damaged", ())
     content["data"] = described(data)
+    content["data"]["damaged"] = sorted({*damaged, *data.damaged})
     if settings.ablation is not None:
         content["ablation"] = {"name": settings.ablation, "question": ABLATIONS[settings.ablation].question}
         content["ablation"]["option"] = ABLATIONS[settings.ablation].option
@@ -164,6 +171,7 @@ def described(data: Data) -> dict[str, Any]:
         "mean": data.mean,
         "std": data.std,
         "notes": data.notes,
+        "damaged": data.damaged,
     }
 
 

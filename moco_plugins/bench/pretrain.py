@@ -24,6 +24,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     what.add_argument("data", metavar="IMAGES", help="a folder of images, or a data set by name")
     what.add_argument("--method", default=METHOD, metavar="NAME", help=f"default: {METHOD}; see: moco-plugins plugins")
     shared.add_root(what)
+    shared.add_folder(what)
     shared.add_elsewhere(what)
     shared.add_backbone(what)
     what.add_argument("--seed", dest="first_seed", type=int, default=0, metavar="N", help="default: 0")
@@ -74,6 +75,7 @@ def pretrain(settings: Any, out: Path, progress: Any, command: str = "") -> dict
         KeyboardInterrupt: stopped by the user; the same call continues.
         SettingsError and others before anything runs: settings, names or data that do not work.
     """
+    from ..data.telling import telling
     from .main import describe, one, try_to_build
     from .plan.complete import complete
     from .plan.learning import data_of, to_pretrain_on
@@ -86,7 +88,8 @@ def pretrain(settings: Any, out: Path, progress: Any, command: str = "") -> dict
     from .run.set_up import first_process
 
     register_dictionaries()
-    data = to_pretrain_on(data_of(settings))
+    with telling(progress.say):
+        data = to_pretrain_on(data_of(settings))
     settings = complete(settings, data)
     data = replace(data, notes=(*data.notes, *queue_notes(settings, len(data.pretrain))))
     try_to_build(settings, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,12 @@ class DataNotFoundError(FileNotFoundError):
     """A data set is not on disk, or the package that carries it is not installed; says how to get it."""
 
 
-class ImageArray(Dataset[tuple[Tensor, int]]):
+class ImageArray(Dataset[tuple[Tensor, Any]]):
     """Images in memory: items are (uint8 image (C, H, W), label); label -1 where there is none.
 
     Args:
         images: (N, C, H, W), uint8.
-        labels: (N,), int64, or None.
+        labels: (N,), int64, -1 where there is none; (N, classes) of 0 and 1 where an image may have several; or None.
         classes: the names of the classes.
         name: what to call the set in messages.
     """
@@ -39,14 +40,19 @@ class ImageArray(Dataset[tuple[Tensor, int]]):
         self.channels, self.image_size = images.shape[1], as_size(*images.shape[2:])
         #: All images, where this set is a part that :func:`train_test` has cut from them.
         self.whole: ImageArray | None = None
+        #: Which images (N,) stay on one side of a cut; None: not looked for yet.
+        self.groups: Tensor | None = None
         #: More images to train on than have labels; None: these are all.
         self.pretrain: ImageArray | None = None
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], int(self.labels[index]) if self.labels is not None else -1
+    def __getitem__(self, index: int) -> tuple[Tensor, Any]:
+        if self.labels is None:
+            return self.images[index], -1
+        label = self.labels[index]
+        return self.images[index], int(label) if label.ndim == 0 else label
 
     def labels_of(self, rows: Tensor) -> Tensor:
         """The labels of some images, -1 where there is none."""

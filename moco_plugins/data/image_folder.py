@@ -1,153 +1,157 @@
-"""A folder of images as a data set: with classes (one folder each) or without; broken files are left out and named."""
+"""A folder of images as a data set: with classes (one folder each) or without, split or to be cut here."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from .arrays import DataNotFoundError
+from .grouping import copied, joined, named_groups, numbered
+from .image_files import ImageFiles as ImageFiles
+from .kept import DAMAGED, Kept
+from .listing import SUFFIXES, Listing, list_images
+from .looking import absolute, look
 from .splits import train_test
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".gif", ".ppm", ".pgm")
-#: Up to this many files each one is decoded when the folder is opened; above, only its header is read.
-DECODE_UP_TO = 20_000
-_LOOK_AT = 200  # images whose size and colours decide for all
+#: Up to this many files of a set that comes split each is read when the folder is opened; those of a set that is cut
+#: here always are, once: copies must be found. Others are found to be damaged when they are met.
+READ_UP_TO = 2000
+_HELD_OUT = ("test", "val", "valid", "validation")
+_UNLABELED = ("unlabeled", "unlabelled")
 
 
-class ImageFiles(Dataset[tuple[Any, int]]):
-    """Images in files: items are (PIL image, label); label -1 where there is none.
-
-    Args:
-        files: the images.
-        labels: (N,) or None.
-        classes: the names of the classes.
-        mode: PIL's mode of the images, "RGB" or "L".
-        image_size: the size to train at, in pixels.
-        name: what to call the set in messages.
-    """
-
-    def __init__(
-        self,
-        files: Sequence[Path],
-        labels: Tensor | None,
-        classes: Sequence[str],
-        mode: str,
-        image_size: int,
-        name: str,
-    ) -> None:
-        self.files, self.labels, self.classes = list(files), labels, tuple(classes)
-        self.mode, self.image_size, self.name = mode, image_size, name
-        self.channels = 1 if mode == "L" else 3
-        #: All images, where this set is a part that :func:`moco_plugins.datasets.train_test` has cut from them.
-        self.whole: ImageFiles | None = None
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, index: int) -> tuple[Any, int]:
-        from PIL import Image
-
-        with Image.open(self.files[index]) as image:
-            return image.convert(self.mode), int(self.labels[index]) if self.labels is not None else -1
-
-    def subset(self, indices: Tensor | Sequence[int]) -> ImageFiles:
-        """The images at ``indices``, as a set of the same kind."""
-        rows = torch.as_tensor(indices, dtype=torch.long)
-        labels = self.labels[rows] if self.labels is not None else None
-        files = [self.files[i] for i in rows.tolist()]
-        return ImageFiles(files, labels, self.classes, self.mode, self.image_size, self.name)
-
-
-def image_folder(path: str | os.PathLike[str]) -> tuple[ImageFiles, ImageFiles]:
+def image_folder(
+    path: str | os.PathLike[str],
+    channels: int | None = None,
+    value_range: tuple[float, float] | None = None,
+    groups: str | None = None,
+) -> tuple[ImageFiles, ImageFiles]:
     """Open a folder of images as (train, test).
 
     ``path`` holds ``train`` and ``test`` (or ``val``), or images that are split here, four fifths to one fifth, the
-    same for every run. Below that, one folder for each class, or images without classes. The size to train at is the
-    median of the shorter sides, at most 224; the images are grey if all those looked at are.
+    same for every run, exact copies never on both sides. Below that, one folder for each class, or images without
+    classes. ``unlabeled`` beside ``train`` is learnt from as well. The size to train at is the median of the shorter
+    sides, 8 to 224; the images are grey if all those looked at are.
+
+    Hidden parts of paths are left out; links are followed. What a reader should know comes as a warning.
+
+    Args:
+        path: the folder.
+        channels: of the images; None: 1 or 3, or the bands of arrays. 4 keeps a fourth band or the transparency.
+        value_range: the numbers that are black and white in images that are not 8-bit; None: the range of their type.
+        groups: which images stay on one side of a cut; see :func:`moco_plugins.data.grouping.named_groups`.
 
     Raises:
         DataNotFoundError: there is no such folder, or no image in it.
+        ValueError: ``groups`` misses images, or a value that cannot be.
     """
     root = Path(path).expanduser()
     if not root.is_dir():
         raise DataNotFoundError(f"data={str(path)!r}: {root.resolve()} is not a folder; give one that holds images")
-    held = next((root / part for part in ("test", "val", "valid", "validation") if (root / part).is_dir()), None)
-    if (root / "train").is_dir() and held is not None:
-        train, test = _scan(root / "train"), _scan(held)
-        classes = sorted({*train[1], *test[1]})
-        parts = [(files, _numbers(names, classes)) for files, names in (train, test)]
-        mode, size = _look(train[0])
-        return (
-            ImageFiles(*parts[0], classes, mode, size, root.name),
-            ImageFiles(*parts[1], classes, mode, size, root.name),
-        )
-    files, names = _scan(root)
-    classes = sorted(set(names))
-    if len(files) < 10:
+    if channels is not None and channels < 1:
+        raise ValueError(f"channels={channels} must be at least 1")
+    if value_range is not None and not value_range[0] < value_range[1]:
+        raise ValueError(f"value_range={value_range}: the first number must be less than the second")
+    own = (root / "train").is_dir()
+    held = next((root / part for part in _HELD_OUT if (root / part).is_dir()), None) if own else None
+    more = next((root / part for part in _UNLABELED if (root / part).is_dir()), None) if own else None
+    unlabeled = None if more is None else _listed(more, False)[0]
+    train, marks = _listed(root / "train" if own else root, held is None)
+    parts = [train] if held is None else [train, _listed(held, False)[0]]
+    found = look(absolute(train.root, train.names), channels, value_range)
+    classes = sorted({name for part in parts for name in _classes(part)})
+
+    def made(part: Listing, names: Sequence[str]) -> ImageFiles:
+        files, labels = absolute(part.root, part.names), _numbers(names, classes)
+        return ImageFiles(files, labels, classes, found.reading, found.image_size, root.name, found.statistics)
+
+    sets = [made(part, _classes(part)) for part in parts]
+    rest = None if unlabeled is None else made(unlabeled, [])
+    if len(sets) == 2:
+        sets[0].unlabeled = rest
+        if groups is not None:
+            _tell_shared_groups(groups, root, parts)
+        return sets[0], sets[1]
+    whole = sets[0]
+    if len(whole) < 10:
         raise DataNotFoundError(
-            f"data={str(path)!r}: only {len(files)} readable images in {root.resolve()}; 10 are the least"
+            f"data={str(path)!r}: only {len(whole)} readable images in {root.resolve()}; 10 are the least"
         )
-    mode, size = _look(files)
-    return train_test(ImageFiles(files, _numbers(names, classes), classes, mode, size, root.name))
+    whole.unlabeled, whole.groups = rest, numbered(marks)
+    again = copied(whole.groups)
+    if again:
+        warnings.warn(f"{again} of {len(whole)} images are exact copies of others; copies stay on one side of the cut.")
+    if groups is not None:
+        named = numbered(named_groups(groups, train.names))
+        whole.groups = joined(whole.groups, named)
+        warnings.warn(
+            f"The images are of {int(named.max()) + 1} groups (--groups {groups}), each on one side of the cut as a whole."
+        )
+    return train_test(whole)
 
 
-def _numbers(names: list[str], classes: list[str]) -> Tensor | None:
+def _listed(folder: Path, fingerprints: bool) -> tuple[Listing, list[str]]:
+    """The images below a folder that are not known to be damaged, and, if asked for, what tells copies."""
+    listing = list_images(folder)
+    if listing.hidden:
+        warnings.warn(f"{folder}: {listing.hidden} images in hidden files and folders are left out.")
+    if listing.repeated:
+        some = ", ".join(listing.repeated[:5]) + (" ..." if len(listing.repeated) > 5 else "")
+        warnings.warn(f"{folder}: links to folders that are here already are left out: {some}")
+    if not listing.names:
+        raise DataNotFoundError(f"data: no image ({', '.join(SUFFIXES)}) in {folder.resolve()} or below")
+    kept = Kept(folder)
+    come, gone, different = kept.changes(listing)
+    if come or gone or different:
+        warnings.warn(
+            f"{folder} has changed since it was last opened: {come} images have come, {gone} have gone, {different} differ."
+        )
+    if not fingerprints and len(listing.names) > READ_UP_TO:
+        kept.save(listing)
+        return listing, []
+    marks = kept.read_all(listing)
+    broken = [name for name, mark in zip(listing.names, marks, strict=True) if mark == DAMAGED]
+    if broken:
+        shown = ", ".join(broken[:10])
+        more = f" and {len(broken) - 10} more" if len(broken) > 10 else ""
+        warnings.warn(f"{folder}: {len(broken)} of {len(marks)} images cannot be read and are left out: {shown}{more}")
+        good = [place for place, mark in enumerate(marks) if mark != DAMAGED]
+        listing, marks = listing.select(good), [marks[place] for place in good]
+    if not listing.names:
+        raise DataNotFoundError(f"data: none of the {len(broken)} images in {folder.resolve()} can be read")
+    return listing, marks
+
+
+def _classes(listing: Listing) -> list[str]:
+    """The class of each image; none where images lie beside the folders: these are not classes."""
+    if any("/" not in name for name in listing.names):
+        return []
+    return [name.partition("/")[0] for name in listing.names]
+
+
+def _numbers(names: Sequence[str], classes: Sequence[str]) -> Tensor | None:
     if not names:
         return None
     number = {name: i for i, name in enumerate(classes)}
     return torch.tensor([number[name] for name in names])
 
 
-def _scan(folder: Path) -> tuple[list[Path], list[str]]:
-    """All readable images below ``folder`` with the names of their classes; no names where there are no classes."""
-    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
-    if not files:
-        raise DataNotFoundError(f"data: no image ({', '.join(SUFFIXES)}) in {folder.resolve()} or below")
-    decode = len(files) <= DECODE_UP_TO
-    with ThreadPoolExecutor(min(16, (os.cpu_count() or 1) + 4)) as pool:
-        good = list(pool.map(lambda file: _readable(file, decode), files))
-    broken = [file for file, ok in zip(files, good, strict=True) if not ok]
-    if broken:
-        shown = ", ".join(str(file.relative_to(folder)) for file in broken[:10])
-        more = f" and {len(broken) - 10} more" if len(broken) > 10 else ""
-        warnings.warn(f"{folder}: {len(broken)} of {len(files)} images cannot be read and are left out: {shown}{more}")
-    files = [file for file, ok in zip(files, good, strict=True) if ok]
-    if any(file.parent == folder for file in files):  # images lie beside the folders: these are not classes
-        return files, []
-    return files, [file.relative_to(folder).parts[0] for file in files]
-
-
-def _readable(file: Path, decode: bool) -> bool:
-    from PIL import Image
-
-    try:
-        with Image.open(file) as image:
-            if decode:
-                image.load()
-            else:
-                image.verify()
-    except Exception:  # PIL raises whatever its decoders raise
-        return False
-    return True
-
-
-def _look(files: list[Path]) -> tuple[str, int]:
-    """The mode and the size to train at, from some of the images."""
-    from PIL import Image
-
-    step = max(1, len(files) // _LOOK_AT)
-    sides, grey = [], True
-    for file in files[::step]:
-        with Image.open(file) as image:
-            sides.append(min(image.size))
-            grey = grey and image.mode in ("L", "1", "I;16")
-    return "L" if grey else "RGB", min(224, int(statistics.median(sides)))
+def _tell_shared_groups(groups: str, root: Path, parts: Sequence[Listing]) -> None:
+    """A split that comes with the data is its owner's; whether groups stand on both sides is said."""
+    if groups.isdigit():
+        train, test = (set(named_groups(groups, part.names)) for part in parts)
+    else:
+        names = [[f"{part.root.relative_to(root).as_posix()}/{name}" for name in part.names] for part in parts]
+        named = named_groups(groups, [*names[0], *names[1]])
+        train, test = set(named[: len(names[0])]), set(named[len(names[0]) :])
+    both = sorted(train & test)
+    if both:
+        warnings.warn(
+            f"--groups {groups}: {len(both)} groups have images in both train and {parts[1].root.name}, such as {both[0]}; the "
+            "split that comes with the data is left as it is."
+        )

@@ -21,10 +21,26 @@ def as_float(image: Any) -> Tensor:
     return image.float() / 255 if image.dtype == torch.uint8 else image.float()
 
 
+def labels_of(images: Any) -> Tensor:
+    """The labels of a data set: (N,), -1 where there is none, or (N, classes).
+
+    Images are only opened where nothing else tells their labels.
+    """
+    for name in ("labels", "targets"):
+        if hasattr(images, name):
+            labels = getattr(images, name)
+            return torch.full((len(images),), -1) if labels is None else torch.as_tensor(labels).long()
+    return _labels([images[index][1] for index in range(len(images))])
+
+
+def _labels(found: Sequence[Any]) -> Tensor:
+    return torch.stack([torch.as_tensor(label).long() for label in found])
+
+
 def as_batch(images: Any, indices: Sequence[int], image_size: Size | None = None) -> tuple[Tensor, Tensor]:
     """Images by index as one float tensor (N, C, H, W) from 0 to 1, with their labels (-1: none).
 
-    With ``image_size``, pixels or (height, width), images are scaled to cover it and the middle is cut out.
+    With ``image_size``, a side or (height, width), an image is scaled until it covers that, and the middle is cut out.
     """
     if isinstance(images, ImageArray):
         rows = torch.as_tensor(list(indices), dtype=torch.long)
@@ -33,7 +49,7 @@ def as_batch(images: Any, indices: Sequence[int], image_size: Size | None = None
     size = image_size or getattr(images, "image_size", None)
     items = [images[index] for index in indices]
     batch = torch.stack([resized(as_float(image), size) if size else as_float(image) for image, _ in items])
-    return batch, torch.tensor([int(label) for _, label in items])
+    return batch, _labels([label for _, label in items])
 
 
 def resized(image: Tensor, size: Size) -> Tensor:

@@ -118,8 +118,8 @@ class ViewPairs(Dataset[_Numbered]):
             for index in place:
                 image, label = self.images[index]
                 made.append(make(image))
-                numbers.append(int(label))
-        return tuple(torch.stack(list(half)) for half in zip(*made, strict=True)), torch.tensor(numbers)
+                numbers.append(torch.as_tensor(label))
+        return tuple(torch.stack(list(half)) for half in zip(*made, strict=True)), torch.stack(numbers)
 
     def complete(self, loaded: tuple[Tensor, ...], place: Place) -> tuple[Tensor, ...]:
         """The views of a batch from what was loaded of it, on the device where that is."""

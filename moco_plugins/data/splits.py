@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arrays import ImageArray
+from .grouping import copied, copies, grouped_split
+
 
 def to_learn_from(train: Any) -> Any:
     """The images that a method learns from: the training set, or where it has one the larger set without labels."""
@@ -17,12 +20,14 @@ def to_learn_from(train: Any) -> Any:
 def stratified_split(labels: Tensor | None, count: int, held_out: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """Split ``range(count)`` into (kept, held out), the same fraction of each class; fixed by ``seed``.
 
-    Without labels it is a plain random split. At least one item of each class with two or more is held out.
+    Without labels, or where images have several, it is a plain random split. At least one item of each class with two or
+    more is held out.
     """
     if not 0 < held_out < 1:
         raise ValueError(f"held_out={held_out} must lie between 0 and 1")
     generator = torch.Generator().manual_seed(seed)
-    groups = [torch.arange(count)] if labels is None else [(labels == c).nonzero()[:, 0] for c in torch.unique(labels)]
+    whole = labels is None or labels.ndim == 2
+    groups = [torch.arange(count)] if whole else [(labels == c).nonzero()[:, 0] for c in torch.unique(labels)]
     kept, held = [], []
     for group in groups:
         shuffled = group[torch.randperm(len(group), generator=generator)]
@@ -35,9 +40,19 @@ def stratified_split(labels: Tensor | None, count: int, held_out: float, seed: i
 def train_test(whole: Any, seed: int = 0) -> tuple[Any, Any]:
     """Cut a set with ``labels`` and ``subset(indices)`` into (train, test), four fifths to one fifth of each class.
 
-    The training set remembers the ``whole``, so that the harness can cut it anew for each seed.
+    What is together in ``whole.groups`` (N,), where that is not None, stays together; equal images of an
+    :class:`ImageArray` always do. The training set remembers the ``whole``, so that the harness can cut it anew for each
+    seed, and takes its ``unlabeled`` images along.
     """
-    kept, held_out = stratified_split(whole.labels, len(whole), 0.2, seed)
+    groups = getattr(whole, "groups", None)
+    if groups is None and isinstance(whole, ImageArray):
+        groups = whole.groups = copies(whole.images)
+    if groups is None or not copied(groups):
+        kept, held_out = stratified_split(whole.labels, len(whole), 0.2, seed)
+    else:
+        kept, held_out = grouped_split(whole.labels, groups, 0.2, seed)
     train, test = whole.subset(kept), whole.subset(held_out)
     train.whole = whole
+    if getattr(whole, "unlabeled", None) is not None:
+        train.unlabeled = whole.unlabeled
     return train, test

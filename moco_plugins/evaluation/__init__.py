@@ -1,5 +1,6 @@
-"""What judges a backbone, with the harness or without: kNN, linear probe, and the geometry of its features."""
+"""What judges a backbone, with the harness or without: kNN, linear probe, fine-tuning, and the geometry of its features."""
 
+from .checks import labelled
 from .features import evaluating, extract_features
 from .finetune import finetune
 from .geometry import alignment, effective_rank, uniformity
@@ -19,6 +20,7 @@ __all__ = [
     "few_labels",
     "finetune",
     "knn_accuracy",
+    "labelled",
     "linear_probe",
     "macro_auroc",
     "mean_average_precision",

@@ -18,3 +18,8 @@ def class_numbers(labels: Tensor, classes: Tensor) -> Tensor:
     """The place of each label in ``classes``, which are sorted; -1 where it is not among them."""
     places = torch.searchsorted(classes, labels).clamp_max(len(classes) - 1)
     return torch.where(classes[places] == labels, places, -1)
+
+
+def labelled(labels: Tensor) -> Tensor:
+    """The rows that have a label, of labels (N,) or (N, classes)."""
+    return (labels >= 0 if labels.ndim == 1 else (labels >= 0).all(1)).nonzero()[:, 0]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data.images import as_batch
+from ..data.images import as_batch, labels_of
 from ..data.seeding import key, random_state
 from ..sizes import Size
 from .checks import class_numbers
@@ -48,7 +48,7 @@ def finetune(
     Raises:
         ValueError: fewer than two classes.
     """
-    labels = torch.as_tensor(train.labels) if getattr(train, "labels", None) is not None else _labels(train)
+    labels = labels_of(train)
     rows = (labels >= 0).nonzero()[:, 0]
     classes = torch.unique(labels[rows])
     if len(classes) < 2:
@@ -64,7 +64,7 @@ def finetune(
             for _ in range(epochs):
                 order = rows[torch.randperm(len(rows))]
                 for part in order[: batches * batch_size].tensor_split(batches):
-                    images, numbers = as_batch(train, part.tolist(), image_size)
+                    images, numbers = _known(*as_batch(train, part.tolist(), image_size))
                     target = class_numbers(numbers, classes)
                     optimizer.zero_grad()
                     F.cross_entropy(model(finish(images).to(device)), target.to(device)).backward()
@@ -72,15 +72,16 @@ def finetune(
                     schedule.step()
     logits, truth = [], []
     with evaluating(model):
-        for images, numbers in _all(test, image_size):
+        for images, numbers in (_known(*batch) for batch in _all(test, image_size)):
             logits.append(model(finish(images).to(device)).float().cpu())
             truth.append(numbers)
     found = torch.cat(truth)
     return Probe(torch.cat(logits), class_numbers(found, classes), classes, learning_rate)
 
 
-def _labels(images: Any) -> Tensor:
-    return torch.tensor([int(images[index][1]) for index in range(len(images))])
+def _known(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Those that have a label: files may turn out to be damaged when they are met."""
+    return images[labels >= 0], labels[labels >= 0]
 
 
 def _all(images: Any, image_size: Size | None, batch_size: int = 500) -> Iterator[tuple[Tensor, Tensor]]:

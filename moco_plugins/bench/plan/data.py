@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...data.arrays import ImageArray
-from ...data.images import as_float
+from ...data.image_folder import image_folder
+from ...data.images import as_float, labels_of
 from ...data.seeding import key
 from ...data.splits import to_learn_from, train_test
 from ...hooks import manager as plugins
@@ -56,6 +56,12 @@ class Data:
         """Whether each seed has a split of its own: not where the set comes with one."""
         return getattr(self.train, "whole", None) is not None
 
+    @property
+    def damaged(self) -> list[str]:
+        """The files that turned out to be damaged when they were met, so far."""
+        parts = (self.train, self.test, self.pretrain)
+        return sorted({path for part in parts for path in getattr(part, "damaged", ())})
+
     def of_seed(self, seed: int) -> Data:
         """The data as a seed sees them. Seed 0 has the split that the set's name stands for."""
         if seed == 0 or not self.cut_by_seed:
@@ -65,21 +71,37 @@ class Data:
         return replace(self, train=train, test=test, mean=mean, std=std)
 
 
-def load_data(name: str, root: str | None, image_size: Size | None, knn_k: int) -> Data:
+@dataclass(frozen=True)
+class FolderOptions:
+    """How a folder of images is read and cut; see :func:`moco_plugins.data.image_folder.image_folder`."""
+
+    channels: int | None = None
+    value_range: tuple[float, float] | None = None
+    groups: str | None = None
+
+
+def load_data(
+    name: str, root: str | None, image_size: Size | None, knn_k: int, options: FolderOptions | None = None
+) -> Data:
     """Load a data set by name, or a folder of images.
 
     Raises:
         UnknownNameError, DataNotFoundError: there is none.
-        SettingsError: it is too small to train and test on.
+        SettingsError: it is too small to train and test on, or no folder and read as one.
     """
     given, path = name, Path(name).expanduser()
     if name not in plugins.datasets() and path.exists():
         name, root = "imagefolder", given
     elif name not in plugins.datasets() and (path.is_absolute() or "/" in name):
         raise SettingsError(f"data={name!r}: there is no such folder (looked for {path.resolve()})")
+    factory = plugins.dataset_factory(name)
+    given_options = {key: value for key, value in vars(options or FolderOptions()).items() if value is not None}
+    if given_options and name != "imagefolder":
+        option = next(iter(given_options)).replace("_", "-")
+        raise SettingsError(f"--{option}: data={given!r} is not a folder of images; it is read as it comes")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        train, test = plugins.dataset_factory(name)(root)
+        train, test = image_folder(root, **given_options) if given_options and root is not None else factory(root)
     if len(train) < 10 or len(test) < 2:
         raise SettingsError(f"data={given!r} has {len(train)} training and {len(test)} test images: too few")
     channels, height, width = as_float(train[0][0]).shape
@@ -100,24 +122,19 @@ def load_data(name: str, root: str | None, image_size: Size | None, knn_k: int) 
 
 
 def _labels(train: Any, test: Any) -> tuple[bool, list[str]]:
-    parts = [part_labels(part) for part in (train, test)]
+    parts = [labels_of(part) for part in (train, test)]
     if any(int(labels.min()) < 0 for labels in parts):
         return False, ["The images have no labels: accuracy is left out."]
-    if len(torch.unique(parts[0])) < 2:
+    if parts[0].ndim == 1 and len(torch.unique(parts[0])) < 2:
         return False, ["All training images are of one class: accuracy is left out."]
     return True, []
 
 
-def part_labels(images: Any) -> Tensor:
-    """The labels of a data set, -1 where there is none; images are only opened where it does not hold its labels."""
-    if hasattr(images, "labels"):
-        labels = images.labels
-        return torch.full((len(images),), -1) if labels is None else torch.as_tensor(labels).long()
-    return torch.tensor([int(images[index][1]) for index in range(len(images))])
-
-
 def _statistics(train: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and deviation per channel: of the images where they are in memory, else ImageNet's."""
+    """Mean and deviation per channel: of the images where they are in memory or no photographs, else ImageNet's."""
+    own = getattr(train, "statistics", None)
+    if own is not None:
+        return own
     if isinstance(train, ImageArray):
         some = train.images[:10_000].float() / 255
         means, stds = some.mean((0, 2, 3)), some.std((0, 2, 3)).clamp_min(1e-3)

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...data.splits import to_learn_from
-from .data import Data, load_data
+from ...hooks import manager as plugins
+from .data import Data, FolderOptions, load_data
 from .errors import SettingsError
 from .settings import Settings
 
@@ -20,10 +21,12 @@ def data_of(settings: Settings) -> Data:
     Raises:
         SettingsError: the two do not go together, or there are no labels to judge by.
     """
-    images = load_data(settings.data, settings.data_root, settings.image_size, settings.knn_k)
+    images = load_data(settings.data, settings.data_root, settings.image_size, settings.knn_k, settings.folder)
     if settings.evaluate_on is None:
         return images
-    labelled = load_data(settings.evaluate_on, settings.data_root, images.image_size, settings.knn_k)
+    labelled = load_data(
+        settings.evaluate_on, settings.data_root, images.image_size, settings.knn_k, _as_far_as_it_goes(settings)
+    )
     if not labelled.labelled:
         raise SettingsError(
             f"--evaluate-on {settings.evaluate_on}: {labelled.notes[0]} It must have labels to judge by"
@@ -39,10 +42,17 @@ def data_of(settings: Settings) -> Data:
     )
 
 
+def _as_far_as_it_goes(settings: Settings) -> FolderOptions:
+    """The options of the folder that is judged on: channels and range as for the other; the groups are those of one."""
+    if settings.evaluate_on in plugins.datasets():
+        return FolderOptions()
+    return replace(settings.folder, groups=None)
+
+
 def everything(train: Any) -> Any:
     """All images of a training set: those that were held out of it, too, where it was cut by us."""
     whole = getattr(train, "whole", None)
-    return to_learn_from(train) if whole is None else whole
+    return to_learn_from(train if whole is None else whole)
 
 
 def to_pretrain_on(data: Data) -> Data:

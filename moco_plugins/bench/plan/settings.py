@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ...sizes import Size
+from .data import FolderOptions
 
 DEFAULT_METHODS = ("moco-v2", "simclr", "byol")
 #: Not part of what must agree for results to stand in one folder.
@@ -47,6 +48,9 @@ class Settings:
     views: str | None = None
     view_options: Mapping[str, Any] = field(default_factory=dict)
     image_size: Size | None = None
+    channels: int | None = None
+    value_range: tuple[float, float] | None = None
+    groups: str | None = None
     learning_rate: float | None = None
     weight_decay: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -65,6 +69,11 @@ class Settings:
     pretrained: bool = False
     init: str | None = None
     tensorboard: bool = False
+
+    @property
+    def folder(self) -> FolderOptions:
+        """How a folder of images is read and cut."""
+        return FolderOptions(self.channels, self.value_range, self.groups)
 
     @property
     def seed_numbers(self) -> range:

@@ -125,9 +125,19 @@ def _stay(names: list[str]) -> str:
     return "stays" if len(names) == 1 else "stay"
 
 
+def _damaged(content: Mapping[str, Any]) -> list[str]:
+    """Files that could not be read when they were met."""
+    files = content.get("data", {}).get("damaged") or ()
+    if not files:
+        return []
+    more = f" and {len(files) - 10} more" if len(files) > 10 else ""
+    be = "image was" if len(files) == 1 else "images were"
+    return [f"{len(files)} {be} damaged and left out when met: {', '.join(files[:10])}{more}."]
+
+
 def warnings(content: Mapping[str, Any], metric: str = "knn_top1") -> list[str]:
     """What makes the numbers weaker than they look."""
-    found = list(content.get("data", {}).get("notes", ()))
+    found = [*content.get("data", {}).get("notes", ()), *_damaged(content)]
     runs = _runs(content)
     seeds = max((row.seeds for row in runs), default=0)
     if 0 < seeds < 3 and not judged_only(content):

@@ -13,6 +13,7 @@ from ...data.loader import Place, ViewPairs
 from ...data.seeding import key
 from ..plan.data import Data
 from ..plan.settings import Settings
+from .by_class import by_class
 from .recipe import Normalise, build_views
 
 #: Fractions of the labels that further linear probes get.
@@ -47,9 +48,12 @@ def score(train: Features, test: Features, settings: Settings, data: Data, seed:
     }
     if not data.labelled:
         return found
-    found["knn_top1"] = evaluation.knn_accuracy(*train, *test, settings.knn_k, settings.knn_temperature)
+    train, test = ((x[rows], y[rows]) for (x, y) in (train, test) for rows in [evaluation.labelled(y)])
     probe_seed = key(seed, "probe") % 2**31
-    found["linear_top1"], found["linear_c"] = evaluation.linear_probe(*train, *test, seed=probe_seed)
+    found["knn_top1"] = evaluation.knn_accuracy(*train, *test, settings.knn_k, settings.knn_temperature)
+    probe = evaluation.probe(*train, *test, seed=probe_seed)
+    found["linear_top1"], found["linear_c"] = probe.accuracy, probe.strength
+    found.update(by_class(probe, data.classes))
     for name, fraction in FEW.items():
         found[name], _ = evaluation.linear_probe(*train, *test, fraction=fraction, seed=probe_seed)
     return found

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ... import evaluation
+from ...data.images import labels_of
 from ...data.seeding import key
 from ...data.splits import stratified_split
 from ...files import write_atomically
-from ..plan.data import Data, part_labels
+from ..plan.data import Data
 from ..plan.runs import RunPlan
 from ..plan.settings import Settings
 from ..results import plain
@@ -62,7 +63,7 @@ class Watch:
         self.seconds = 0.0
         self.passes: tuple[int, ...] = (0, 0)  # images through the encoders in one step, forward and backward
         self.finish = Normalise(data.mean, data.std)
-        labels = part_labels(data.train) if data.labelled else None
+        labels = labels_of(data.train) if data.labelled else None
         self.bank, self.held = stratified_split(labels, len(data.train), VALIDATION, key(run.seed, "validation"))
         if self.path.exists():
             saved = json.loads(self.path.read_text())
@@ -130,10 +131,10 @@ class Watch:
         values: dict[str, float] = {}
         if self.data.labelled:
             x, y = evaluation.extract_features(self.method, self.data.train, self.finish, self.data.image_size)
+            bank, held = (rows[evaluation.labelled(y[rows])] for rows in (self.bank, self.held))
             k, temperature = self.settings.knn_k, self.settings.knn_temperature
-            values["val_knn_top1"] = evaluation.knn_accuracy(
-                x[self.bank], y[self.bank], x[self.held], y[self.held], k, temperature
-            )
+            if y.ndim == 1:
+                values["val_knn_top1"] = evaluation.knn_accuracy(x[bank], y[bank], x[held], y[held], k, temperature)
         per_epoch = max(1, len(self.data.pretrain) // (self.settings.batch_size or 1))
         recent = self.losses[-per_epoch:]
         values["loss"] = sum(recent) / max(1, len(recent))

@@ -79,7 +79,7 @@ def test_array_checks_what_it_is_given() -> None:
 
 def _write(folder: Path, count: int, colour: bool = True, size: int = 40) -> None:
     folder.mkdir(parents=True)
-    generator = np.random.default_rng(0)
+    generator = np.random.default_rng(list(str(folder).encode()))  # no image is a copy of another folder's
     for i in range(count):
         pixels = generator.integers(0, 255, (size, size + 10, 3) if colour else (size, size + 10), dtype=np.uint8)
         Image.fromarray(pixels).save(folder / f"{i}.png")
