@@ -55,7 +55,12 @@ def read(content: Content) -> Weights | None:
     layout = next((layout for layout in _LAYOUTS if content.has(layout[0], layout[2])), None)
     if layout is None:
         others = ("neck.", "head.", "data_preprocessor.")
-        if not content.has("backbone.") or not all(name.startswith(("backbone.", *others)) for name in content.state):
+        told = isinstance(content.raw.get("meta"), Mapping) or any(content.has(other) for other in others)
+        if (
+            not told
+            or not content.has("backbone.")
+            or not all(name.startswith(("backbone.", *others)) for name in content.state)
+        ):
             return None
         return Weights("", content.take("backbone."), content.take("neck."), about=_about(content))
     backbone, neck, key_backbone, key_neck, predictor, again = layout

@@ -40,6 +40,10 @@ def read(content: Content) -> Weights | None:
 def write(weights: Weights, path: Path, part: str) -> None:
     """Write a pickle that ``MODEL.WEIGHTS`` takes, with STRIDE_IN_1X1 False, PIXEL_STD of ImageNet and FORMAT RGB."""
     state = in_dialect(weights.backbone, RESNET)
+    if state["stem.conv1.weight"].shape[-1] != 7:
+        raise ValueError(
+            "detectron2's ResNet has a stem of 7 x 7 with pooling; that of small images has no place in it"
+        )
     arrays = {
         name: value.detach().cpu().numpy() for name, value in state.items() if not name.endswith("num_batches_tracked")
     }

@@ -84,10 +84,17 @@ def _settled(name: str, found: Weights, content: reading.Content, source: str) -
         raise ValueError(f"{source}: there is no backbone in these {name} weights")
     _same_kind(sides["backbone"], sides["key_backbone"], source, "backbone")
     _same_kind(sides["projector"], sides["key_projector"], source, "projector")
+    if sides["projector"] and bool(sides["key_backbone"]) != bool(sides["key_projector"]):
+        raise ValueError(f"{source}: its key encoder is not whole: of backbone and projector there is only one")
     network = _architecture(found.architecture, sides["backbone"])
     if network is not None and network.options:
         own = ", ".join(f"{option}={value}" for option, value in network.options.items())
         notes.append(f"its {network.name} is built with {own}, which its library's is not by itself")
+    if network is not None and network.name.endswith("-cifar"):
+        notes.append(
+            "its stem is that of small images: a library's ResNet takes it once model.conv1 is 3 x 3 (stride 1) and "
+            "model.maxpool an nn.Identity()"
+        )
     if name == "state-dict" and network is not None:
         name = "timm" if network.name.startswith("timm/") else "torchvision"
     return dataclasses.replace(found, format=name, left=tuple(left), notes=tuple(notes), architecture=network, **sides)

@@ -30,7 +30,7 @@ class Content:
     Attributes:
         raw: all of it, as it was saved.
         state: the tensors in it by name, from the place where most formats have them; DDP's ``module.`` is taken off.
-        about: what stands beside the tensors as text: a folder's config.json, the metadata of a safetensors file.
+        about: what stands beside the tensors as text: a folder's config.json, the metadata of FILE.safetensors, and FILE.json.
         kind: "torch", "safetensors", "pickle" (plain, of numpy arrays) or "folder" (Hugging Face).
     """
 
@@ -71,7 +71,8 @@ def _tensors(raw: Mapping[str, Any]) -> dict[str, Tensor]:
             break
     names = [name for name, value in found.items() if isinstance(value, Tensor) and isinstance(name, str)]
     wrapped = bool(names) and all(name.startswith("module.") for name in names)
-    return {name.removeprefix("module.") if wrapped else name: found[name] for name in names}
+    plain = {name: (name.removeprefix("module.") if wrapped else name).replace("_orig_mod.", "") for name in names}
+    return {plain[name]: found[name] for name in names}  # _orig_mod: of torch.compile
 
 
 def read(path: str | Path, trust: bool = False, harmless: Sequence[Any] = ()) -> Content:
@@ -181,8 +182,9 @@ def _safetensors(path: Path) -> Content:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except (error_type, OSError, ValueError) as error:
         raise ValueError(f"{path}: the file is damaged or cut off ({_line(error)})") from error
-    if "moco_plugins" in about:  # the weights of ``moco-plugins pretrain``
-        about |= _parsed(about["moco_plugins"], path)
+    beside = path.with_suffix(".json")  # as ``moco-plugins pretrain`` writes it
+    if beside.is_file():
+        about = {**_json(beside), **about}
     return Content(state, "safetensors", about)
 
 
@@ -198,12 +200,8 @@ def need_safetensors() -> tuple[Any, type[Exception]]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    return _parsed(path.read_bytes(), path)
-
-
-def _parsed(text: str | bytes, path: Path) -> dict[str, Any]:
     try:
-        read = json.loads(text)
+        read = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path}: it is not JSON ({_line(error)})") from error
     if not isinstance(read, dict):

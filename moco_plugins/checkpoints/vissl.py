@@ -24,7 +24,7 @@ def read(content: Content) -> Weights | None:
     loss = _tensors(_at(whole, "loss")) or _tensors(_at(content.raw, "loss"))
     key = _under(loss, "moco_encoder.")
     queue, ptr = loss.get("queue"), loss.get("queue_ptr")
-    step = whole.get("train_phase_idx")
+    steps, epoch = content.raw.get("iteration"), whole.get("train_phase_idx")
     return Weights(
         "",
         trunk,
@@ -34,7 +34,8 @@ def read(content: Content) -> Weights | None:
         queue=None if queue is None else queue.T.contiguous(),
         queue_ptr=0 if ptr is None else int(ptr),
         left=tuple(f"loss.{name}" for name in loss if not name.startswith(("moco_encoder.", "queue"))),
-        about={"epoch": step} if isinstance(step, int) else {},
+        steps=steps if isinstance(steps, int) else None,
+        about={"epoch": epoch} if isinstance(epoch, int) else {},
     )
 
 

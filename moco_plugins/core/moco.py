@@ -38,10 +38,9 @@ class MoCo(SteppedModule):
     Args:
         backbone: images -> (N, feature_dim). It becomes ``query_encoder.backbone``.
         feature_dim: width of the backbone's features.
-        variant: "v1", "v2", "v2+", "v3" (as for vision transformers) or "v3-resnet" (the authors' form for ResNets: two
-            projection layers, a predictor whose last layer has no BatchNorm, T = 1). The loss of v3 is the mean of both
-            directions; the authors' is their sum times 2 T, 4 T times ours: 0.8 at T = 0.2 and 4 at T = 1. With SGD
-            multiply the learning rate by it; LARS and AdamW do not notice.
+        variant: "v1", "v2", "v2+", "v3" or "v3-resnet" (the authors' form of v3 around ResNets: two projection layers, no
+            BatchNorm at the end of the predictor, T = 1). The loss of v3 is the mean of both directions; the authors' is
+            their sum times 2 T, so 4 T times ours: with SGD scale the rate by it; LARS and AdamW do not notice.
         queue_size: K; 65536. 0 for none (v3), which needs ``in_batch_negatives``.
         projection_dim: D; 128, v3: 256.
         momentum: m, the fraction of the key encoder that is kept at each step; 0.999, v3: 0.99 to 1 by cosine.

@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import layouts
+import more_layouts
 import pytest
 import torch
 from mmengine.registry import MODELS
@@ -26,7 +27,7 @@ def config(path, **options):
 
 def test_every_format_is_taken_with_all_that_it_has(tmp_path):
     torch.manual_seed(0)
-    layout = layouts.vissl()
+    layout = more_layouts.vissl()
     torch.save(layout.content, tmp_path / "vissl.torch")
     model = MODELS.build(config(tmp_path / "vissl.torch"))
     model.init_weights()

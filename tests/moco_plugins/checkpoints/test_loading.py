@@ -199,3 +199,40 @@ def test_weights_pass_through(resnet18):
     assert "resnet18 (3 channels, 224 px)" in told
     assert "fc.weight" in told
     assert "120 tensors, 11,186,132 numbers" in told
+
+
+def test_what_bench_and_pretrain_keep(tmp_path):
+    from moco_plugins.bench.run.weights import write_weights
+
+    backbone, _ = build_backbone("resnet18-cifar", channels=1, image_size=28)
+    about = {
+        "backbone": "resnet18-cifar",
+        "channels": 1,
+        "image_size": 28,
+        "mean": [0.1],
+        "std": [0.2],
+        "method": "moco-v2",
+    }
+    torch.save({"state_dict": backbone.state_dict(), **about}, tmp_path / "backbone.pt")
+    write_weights(backbone.state_dict(), about, tmp_path)
+    for path in (tmp_path / "backbone.pt", tmp_path, tmp_path / "weights.safetensors"):
+        weights = load(path)
+        assert weights.format == "moco-plugins-backbone"
+        assert weights.architecture == Architecture("resnet18-cifar", 1, 28)
+        assert weights.about["mean"] == [0.1]
+        again, _ = weights.build_backbone()
+        assert all(torch.equal(value, again.state_dict()[name]) for name, value in backbone.state_dict().items())
+
+
+def test_names_of_compiled_and_distributed_models_are_seen_through(resnet18):
+    state = {f"module._orig_mod.{name}": value for name, value in resnet18.state_dict().items()}
+    assert load(state).architecture == Architecture("resnet18")
+
+
+def test_shards_outside_of_the_folder_are_not_read(tmp_path):
+    (tmp_path / "hf").mkdir()
+    (tmp_path / "hf" / "config.json").write_text('{"model_type": "resnet"}')
+    index = '{"weight_map": {"a": "../secret.safetensors"}}'
+    (tmp_path / "hf" / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ValueError, match=r"names \.\./secret\.safetensors, which is not in the folder"):
+        load(tmp_path / "hf")
