@@ -109,8 +109,9 @@ def _architecture(
         return guessed
     if not told.name:  # a reader knows an option only
         return guessed and dataclasses.replace(guessed, options={**guessed.options, **told.options})
-    # Position embeddings know the size of the images.
-    return dataclasses.replace(told, image_size=guessed.image_size) if guessed else told
+    if guessed is None or not isinstance(told.image_size, int):
+        return told
+    return dataclasses.replace(told, image_size=guessed.image_size)  # position embeddings know it
 
 
 def _backbone(state: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:

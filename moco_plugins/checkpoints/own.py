@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..sizes import Size
 from .architectures import Architecture
 from .formats import Format
 from .reading import Content
@@ -57,7 +59,7 @@ def read_parts(content: Content) -> Weights | None:
     """What ``convert --to safetensors`` writes: a backbone, or parts with their names before them."""
     if content.about.get("format") != "moco-plugins":
         return None
-    about = {k: content.about[k] for k in ("from", *_KEPT) if k in content.about}
+    about = {**json.loads(content.about.get("about", "{}")), "from": content.about.get("from", "")}
     if content.about.get("part", "backbone") == "backbone":
         return Weights("", content.take(""), architecture=_told(content), about=about)
     found: dict[str, Any] = {part: content.take(f"{part}.") for part in _STATES}
@@ -93,13 +95,18 @@ def _told(content: Content, hyper_parameters: bool = True) -> Architecture | Non
     for place in (content.raw, content.about, hyper if isinstance(hyper, Mapping) else {}):
         name = place.get("backbone") or place.get("architecture")
         if isinstance(name, str) and name:
-            size = place.get("image_size", 224)
-            size = max(size) if isinstance(size, (list, tuple)) else size
             options = place.get("options", {})
             if isinstance(options, str):
                 options = _number_pairs(options)
-            return Architecture(name, int(place.get("channels", 3)), int(size), options)
+            return Architecture(name, int(place.get("channels", 3)), _size(place.get("image_size", 224)), options)
     return None
+
+
+def _size(told: Any) -> Size:
+    """224, "224", (224, 448) or "224x448"."""
+    both = told.split("x") if isinstance(told, str) else told if isinstance(told, (list, tuple)) else [told]
+    numbers = [int(number) for number in both]
+    return numbers[0] if len(numbers) == 1 else (numbers[0], numbers[1])
 
 
 def _number_pairs(text: str) -> dict[str, Any]:
@@ -114,10 +121,12 @@ def _about(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 def metadata(weights: Weights, part: str) -> dict[str, str]:
     """What a safetensors file says beside its tensors: texts."""
-    told = {"format": "moco-plugins", "part": part, "from": weights.format}
+    told = {"format": "moco-plugins", "part": part, "from": weights.format, "about": json.dumps(dict(weights.about))}
     if weights.architecture is not None:
         network = weights.architecture
-        told |= {"architecture": network.name, "channels": str(network.channels), "image_size": str(network.image_size)}
+        size = network.image_size
+        shown = str(size) if isinstance(size, int) else f"{size[0]}x{size[1]}"
+        told |= {"architecture": network.name, "channels": str(network.channels), "image_size": shown}
         if network.options:
             told["options"] = ",".join(f"{name}={value}" for name, value in network.options.items())
     return told

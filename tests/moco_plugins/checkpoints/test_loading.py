@@ -12,7 +12,7 @@ from torch import nn
 
 from moco_plugins import MoCo
 from moco_plugins.backbones import build_backbone
-from moco_plugins.checkpoints import Architecture, Weights, load
+from moco_plugins.checkpoints import Architecture, Weights, convert, load
 
 
 @pytest.fixture(scope="module")
@@ -236,3 +236,13 @@ def test_shards_outside_of_the_folder_are_not_read(tmp_path):
     (tmp_path / "hf" / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ValueError, match=r"names \.\./secret\.safetensors, which is not in the folder"):
         load(tmp_path / "hf")
+
+
+def test_what_a_file_says_of_its_images_goes_along(tmp_path):
+    backbone, _ = build_backbone("convnet", channels=1, image_size=(28, 56))
+    about = {"backbone": "convnet", "channels": 1, "image_size": [28, 56], "mean": [0.1], "std": [0.2]}
+    torch.save({"state_dict": backbone.state_dict(), **about}, tmp_path / "backbone.pt")
+    convert(tmp_path / "backbone.pt", tmp_path / "out.safetensors", "safetensors")
+    weights = load(tmp_path / "out.safetensors")
+    assert weights.architecture == Architecture("convnet", 1, (28, 56))
+    assert weights.about["mean"] == [0.1]
