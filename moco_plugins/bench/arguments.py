@@ -106,7 +106,17 @@ def add_recipe(p: argparse.ArgumentParser, methods: str) -> None:
         help="images per step, of all processes together; default: 64 for small grey images, else 256, fewer for small sets",
     )
     recipe.add_argument(
-        "--learning-rate", type=float, metavar="X", help="of AdamW, at the top of the one-cycle schedule"
+        "--learning-rate",
+        type=float,
+        metavar="X",
+        help="at the top of the schedule; default: of the preset or optimiser",
+    )
+    recipe.add_argument("--optimizer", choices=("adamw", "sgd", "lars"), help="default: adamw")
+    recipe.add_argument(
+        "--recipe",
+        choices=("common", "own"),
+        default="common",
+        help="own: each paper's optimiser, schedule and views, scaled to the batch; default: common",
     )
     recipe.add_argument("--weight-decay", type=float, metavar="X")
     recipe.add_argument("--views", metavar="NAME", help="affine, v1, v2, v3, one of a plugin, or own: each method's")

@@ -36,7 +36,13 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
     )
     shared.add_recipe(p, ", the same for all methods")
     what.add_argument("--sweep", metavar="NAME=A,B,...", help="run each method with each value of an option")
-    what.add_argument("--ablation", metavar="NAME", help="momentum, queue, mechanisms or negatives: see the MoCo paper")
+    what.add_argument("--ablation", metavar="NAME", help="momentum, queue, mechanisms, negatives, batch: see the paper")
+    what.add_argument(
+        "--tune",
+        nargs="+",
+        metavar="NAME=A,B,...",
+        help="let each method choose by the same number of short trials on a part of the training images",
+    )
     how = shared.add_how(p, "bench")
     shared.add_knn(how)
     how.add_argument("--metric", choices=METRICS, help="what to sort by; default: knn_top1")
@@ -57,6 +63,18 @@ def sweep(text: str | None) -> dict[str, list[Any]]:
     return {name: [shared.literal(value) for value in values.split(",")]}
 
 
+def tune(texts: Sequence[str] | None) -> dict[str, list[Any]]:
+    """Read ["learning_rate=1e-3,2e-3", "temperature=0.1,0.2"].
+
+    Raises:
+        ValueError: no equals sign, or no values.
+    """
+    try:
+        return {name: values for text in texts or () for name, values in sweep(text).items()}
+    except ValueError as error:
+        raise ValueError(str(error).replace("--sweep", "--tune")) from None
+
+
 def run(arguments: argparse.Namespace, command: str) -> int:
     """Carry out ``moco-plugins bench``; return its exit status. ``command`` is the command line, for the report."""
     from .main import bench, need_bench_extra
@@ -66,7 +84,10 @@ def run(arguments: argparse.Namespace, command: str) -> int:
 
     need_bench_extra()
     settings = shared.settings_from(
-        arguments, methods=shared.names(arguments.methods) or DEFAULT_METHODS, sweep=sweep(arguments.sweep)
+        arguments,
+        methods=shared.names(arguments.methods) or DEFAULT_METHODS,
+        sweep=sweep(arguments.sweep),
+        tune=tune(arguments.tune),
     )
     progress = make_progress(arguments.progress)
     try:

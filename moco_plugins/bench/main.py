@@ -30,6 +30,7 @@ from .run.pictures import draw_views
 from .run.progress import Progress
 from .run.recipe import build_loader, build_seeded_backbone
 from .run.set_up import build_method, first_process
+from .run.tune import tuned
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
 _VERSIONS = ("moco-plugins", "torch", "torchvision", "lightly", "pytorch-lightning", "mmengine", "timm", "scikit-learn")
@@ -78,6 +79,10 @@ def bench(
     data = replace(data, notes=(*data.notes, *queue_notes(settings, len(data.pretrain))))
     try_to_build(settings, data)
     results = Results(out, settings)
+    if settings.tune:
+        settings, results.content["tuning"] = tuned(
+            settings, data, out, lambda run, trials, short, part: one(run, trials, short, part, progress)
+        )
     runs = plan(settings)
     labels = dict.fromkeys([*(run.label for run in runs), *(record["label"] for record in results.runs)])
     if reference is not None and reference not in labels:
@@ -96,8 +101,8 @@ def try_to_build(settings: Settings, data: Data) -> None:
     build_seeded_backbone(settings, data, 0)
     for run in plan(replace(settings, seeds=1)):
         try:
-            loader = build_loader(settings, data, run.method, run.seed)
-            build_method(run, settings, data, loader)
+            own = run.settings(settings)
+            build_method(run, own, data, build_loader(own, data, run.method, run.seed))
         except (LookupError, ImportError):  # a name or a package that is not there
             raise
         except (TypeError, ValueError) as error:
@@ -119,7 +124,7 @@ def _prepare(results: Results, settings: Settings, data: Data, command: str, pro
 def one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:
     """Carry out a run and keep its record."""
     data = data.of_seed(run.seed)
-    record = carry_out(run, settings, data, results.folder, progress)
+    record = carry_out(run, run.settings(settings), data, results.folder, progress)
     if first_process():
         about = results.content.setdefault("data", {})
         about["damaged"] = sorted({*about.get("damaged", ()), *data.damaged})

@@ -81,7 +81,9 @@ class Results:
 
     def _must_agree(self, settings: Settings) -> None:
         old, new = self.content.get("settings", {}), plain(settings.shared())
-        differ = [f"{name} was {old.get(name)!r}, now {new[name]!r}" for name in new if old.get(name) != new[name]]
+        usual = plain({**Settings().shared(), "optimizer": "adamw"})  # settings that older results have not had yet
+        was = {name: old.get(name, usual[name]) for name in new}
+        differ = [f"{name} was {was[name]!r}, now {new[name]!r}" for name in new if was[name] != new[name]]
         if old and differ:
             raise SettingsError(
                 f"--out {self.folder} holds results of other settings ({'; '.join(differ)}). Give the same settings to "
@@ -98,10 +100,11 @@ class Results:
             if (record["label"], record["seed"], record["engine"]) == (run.label, run.seed, engine):
                 if record["status"] != "finished":
                     return None
-                if record["options"] != plain(run.options):
+                had, now = {**record["options"], **record.get("recipe", {})}, plain({**run.options, **run.recipe})
+                if had != now:
                     raise SettingsError(
                         f"--out {self.folder} holds {run.label}, seed {run.seed}, with other options "
-                        f"({record['options']}, now {plain(run.options)}); give another --out"
+                        f"({had}, now {now}); give another --out"
                     )
                 return record
         return None

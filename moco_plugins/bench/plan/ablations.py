@@ -14,6 +14,8 @@ class Variation:
     label: str
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    #: Settings that it has of its own, such as its batch size.
+    recipe: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,5 +58,14 @@ ABLATIONS: dict[str, Ablation] = {
             Variation("batch only", "moco-v2", {"in_batch_negatives": True, "queue_size": 0}),
             Variation("queue and batch", "moco-v2", {"in_batch_negatives": True}),
         ],
+    ),
+    "batch": Ablation(
+        "Does the queue free the dictionary from the batch? (sections 3.2 and 4.1; the same number of images for all)",
+        [
+            Variation(f"{method} batch_size={size}", method, {}, {"batch_size": size})
+            for method in ("moco-v2", "simclr", "end-to-end")
+            for size in (16, 32, 64, 256)
+        ],
+        "batch_size",
     ),
 }

@@ -15,6 +15,7 @@ from .budget import Budget
 from .data import Data
 from .errors import MissingExtraError, SettingsError
 from .presets import preset_for
+from .recipes import with_recipe
 from .runs import check_options, variations
 from .settings import DEFAULT_METHODS, Settings
 
@@ -46,10 +47,11 @@ def complete(settings: Settings, data: Data) -> Settings:
         UnknownNameError, SettingsError: a name or value that does not exist or cannot work.
     """
     preset = preset_for(data.channels, data.image_size, len(data.pretrain))
-    views = settings.views or preset.views
     settings = _with_budget(settings, preset.epochs)
     if settings.ablation is not None:
         settings = _with_ablation(settings)
+    settings = with_recipe(settings, preset)
+    views = settings.views or preset.views
     for method in settings.methods:
         plugins.method_factory(method)
     adapter = plugins.adapter(settings.engine)
@@ -62,13 +64,10 @@ def complete(settings: Settings, data: Data) -> Settings:
     settings = replace(
         settings,
         backbone=settings.backbone or preset.backbone,
-        batch_size=settings.batch_size if settings.batch_size is not None else preset.batch_size,
         views=views,
         view_options=settings.view_options or (dict(preset.view_options) if views == preset.views else {}),
         image_size=data.image_size,
         workers=settings.workers if settings.workers is not None else fitting_workers(data.pretrain, settings.devices),
-        learning_rate=settings.learning_rate if settings.learning_rate is not None else preset.learning_rate,
-        weight_decay=settings.weight_decay if settings.weight_decay is not None else preset.weight_decay,
     )
     _check(settings, data)
     check_options(settings)
@@ -124,6 +123,13 @@ def _check(settings: Settings, data: Data) -> None:
         raise SettingsError(
             f"--batch-size {settings.batch_size}: the training set of {data.name} has only {len(data.pretrain)} images"
         )
+    largest = max((line.recipe.get("batch_size", 0) for line in variations(settings)), default=0)
+    if largest > len(data.pretrain):
+        raise SettingsError(
+            f"--ablation {settings.ablation}: it has a batch of {largest}, and {data.name} only {len(data.pretrain)} images"
+        )
+    if settings.tune and (settings.sweep or settings.ablation is not None):
+        raise SettingsError("--tune chooses values and --sweep or --ablation tries them all: give one of them")
     if len(set(settings.methods)) < len(settings.methods):
         raise SettingsError(f"--methods {' '.join(settings.methods)}: a method is named twice")
     if len(settings.sweep) > 1:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ...core.checks import queue_advice
 from ...hooks import manager as plugins
 from .ablations import ABLATIONS, Variation
 from .errors import SettingsError
+from .recipes import recipe_of
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -27,6 +28,12 @@ class RunPlan:
     label: str
     seed: int
     options: Mapping[str, Any]
+    #: Settings that differ from the common ones, such as a learning rate.
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self, common: Settings) -> Settings:
+        """The settings of this run."""
+        return replace(common, **self.recipe)
 
     @property
     def folder(self) -> str:
@@ -98,7 +105,9 @@ def plan(settings: Settings) -> list[RunPlan]:
     """The runs of a comparison: seed by seed, so that the first results compare all methods."""
     lines = variations(settings)
     return [
-        RunPlan(line.method, line.label, seed, options_of(line, settings))
+        RunPlan(
+            line.method, line.label, seed, options_of(line, settings), recipe_of(line.method, line.recipe, settings)
+        )
         for seed in settings.seed_numbers
         for line in lines
     ]

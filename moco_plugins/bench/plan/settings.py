@@ -19,6 +19,7 @@ _FREE = (
     "data_root",
     "options",
     "method_options",
+    "method_recipes",
     "sweep",
     "ablation",
     "workers",
@@ -32,6 +33,7 @@ class Settings:
 
     ``options`` are method options by name, for every method that has such an option; ``method_options`` are for one.
     ``sweep`` is an option with the values to try; ``ablation`` the name of one that comes with the harness.
+    ``tune`` is what each method may choose; ``method_recipes`` is what one has of its own of learning rate and the like.
     """
 
     methods: tuple[str, ...] = DEFAULT_METHODS
@@ -57,6 +59,11 @@ class Settings:
     method_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sweep: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     ablation: str | None = None
+    optimizer: str | None = None
+    recipe: str = "common"
+    schedule: str = "one-cycle"
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    method_recipes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     knn_k: int = 20
     knn_temperature: float = 0.1
     finetune: int = 0

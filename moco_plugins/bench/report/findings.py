@@ -25,6 +25,7 @@ _SHOWN = {
     "batch_size": "batch size",
     "learning_rate": "learning rate",
     "weight_decay": "weight decay",
+    "optimizer": "optimiser",
     "views": "views",
     "image_size": "image size",
     "knn_k": "kNN: k",
@@ -233,8 +234,8 @@ def how(content: Mapping[str, Any]) -> list[str]:
         f"{data.get('train_images')} training and {data.get('test_images')} test images of {data.get('name')}"
         f" ({data.get('channels')} x {written(data.get('image_size') or 1)}{labels})."
         f"{extra}{cut} For each seed every method "
-        f"starts from the same backbone weights and sees the same images in the same order, {views}, under the same "
-        f"optimiser recipe (AdamW, one cycle of the learning rate), {length}. Training uses no label.",
+        f"starts from the same backbone weights and sees the same images in the same order, {views}, under "
+        f"{_recipe(shared)}, {length}. Training uses no label.",
         f"Then the backbone is frozen and the last epoch is evaluated: {_judging(shared)}",
     ]
 
@@ -245,6 +246,14 @@ def _judging(shared: Mapping[str, Any]) -> str:
         "linear probes on standardised features with all labels, a tenth and a hundredth of them; their regularisation is "
         "chosen on a part of the training images."
     )
+
+
+def _recipe(shared: Mapping[str, Any]) -> str:
+    if shared.get("recipe") == "own":
+        return "its own paper's optimiser recipe (see below)"
+    name = {"sgd": "SGD", "lars": "LARS"}.get(str(shared.get("optimizer")), "AdamW")
+    tuned = f", with the {join(list(shared['tune']))} that it has picked" if shared.get("tune") else ""
+    return f"the same optimiser recipe ({name}, one cycle of the learning rate){tuned}"
 
 
 def settings(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
@@ -261,6 +270,8 @@ def options(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The options of each label, in words."""
     found: dict[str, str] = {}
     for run in content["runs"]:
-        text = ", ".join(f"{name} = {value}" for name, value in run.get("options", {}).items())
+        text = ", ".join(
+            f"{name} = {value}" for name, value in {**run.get("options", {}), **run.get("recipe", {})}.items()
+        )
         found.setdefault(run["label"], text or "defaults")
     return list(found.items())

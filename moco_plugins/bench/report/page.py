@@ -16,6 +16,7 @@ from .merge import merged
 from .picture import Picture
 from .table import Row, each, mean, number, percent, rows, shortened, with_values
 from .tests_table import tests_table
+from .tuning import tuning
 
 
 def gather(folders: Sequence[Path]) -> dict[str, Any]:
@@ -111,6 +112,7 @@ def page(
         f"<p class=note>{text(findings.table_note(content))}</p></section>",
         listing("verdicts", "What the numbers can tell", verdicts),
         tests_table(differences(whole, metric, reference)),
+        tuning(content),
         _cost(table),
         section("Side by side" if findings.judged_only(content) else "How they learn", pictures),
         section("What they look at", wide, "wide"),

@@ -27,6 +27,16 @@ def sweep_figures(table: Sequence[Row], option: str, folder: Path) -> list[Pictu
             f"Test kNN accuracy against {name}. Bars are 95 % intervals over the seeds; small marks are single seeds."
         )
         found.append(Picture(path, f"Accuracy against {name}", caption, _said(lines, "knn_top1")))
+    if option == "batch_size" and any(row.memory == row.memory for rows in lines.values() for _, row in rows):
+        path = _draw(
+            lines,
+            name,
+            lambda row: row.memory if row.memory == row.memory else None,
+            folder / "sweep-memory.png",
+            False,
+        )
+        caption = "Peak memory in MiB, of the process, or of the GPU where one is used. All have seen as many images."
+        found.append(Picture(path, f"Memory against {name}", caption, f"Peak memory against {name}"))
     if any(_drift(row) is not None for rows in lines.values() for _, row in rows):
         path = _draw(lines, name, _drift, folder / f"sweep-{option}-drift.png", False)
         caption = (
@@ -41,8 +51,11 @@ def _lines(table: Sequence[Row], option: str) -> dict[str, list[tuple[Any, Row]]
     """Method -> (value, row) in the order of the values."""
     found: dict[str, list[tuple[Any, Row]]] = {}
     for row in table:
-        if not row.baseline and row.records and option in row.records[0].get("options", {}):
-            found.setdefault(row.method, []).append((row.records[0]["options"][option], row))
+        if row.baseline or not row.records:
+            continue
+        own = {**row.records[0].get("options", {}), **row.records[0].get("recipe", {})}
+        if option in own:
+            found.setdefault(row.method, []).append((own[option], row))
     for rows in found.values():
         rows.sort(key=lambda item: (isinstance(item[0], str), item[0]))
     return found

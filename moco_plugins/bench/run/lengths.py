@@ -126,4 +126,5 @@ def measure_lengths(runs: Sequence[RunPlan], settings: Settings, data: Data, out
     for run, folder in todo:
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(Exception):  # it will be met again in the run itself, and recorded
-            length_of(settings, set_up(run, settings, data.of_seed(run.seed), folder))
+            own = run.settings(settings)
+            length_of(own, set_up(run, own, data.of_seed(run.seed), folder))

@@ -54,6 +54,7 @@ def carry_out(run: RunPlan, settings: Settings, data: Data, out: Path, progress:
         "epochs": settings.epochs,
         "views": views_name(settings, run.method),
         "options": plain(run.options),
+        "recipe": plain(run.recipe),
     }
     try:
         record.update(_train_and_evaluate(run, settings, data, folder, out, progress), status="finished")

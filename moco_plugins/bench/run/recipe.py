@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from ...backbones import build_backbone
 from ...data.loader import StepLoader, make_loader
@@ -64,23 +61,3 @@ def build_loader(settings: Settings, data: Data, method: str, seed: int) -> Step
     """The training loader of a run."""
     views, finish = build_views(settings, method), Normalise(data.mean, data.std)
     return make_loader(data.pretrain, views, finish, settings.batch_size or 1, key(seed, "data"), settings.workers or 0)
-
-
-def adamw(settings: Settings) -> Callable[[nn.Module], Optimizer]:
-    """AdamW, without weight decay on biases and norms."""
-
-    def make(method: nn.Module) -> Optimizer:
-        trained = [p for p in method.parameters() if p.requires_grad]
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
-            {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        return torch.optim.AdamW([group for group in groups if group["params"]], lr=settings.learning_rate or 0.0)
-
-    return make
-
-
-def one_cycle(optimizer: Optimizer, steps: int) -> LRScheduler:
-    """Up from a 25th of the learning rate for 30 % of the steps, then down to nothing by a cosine."""
-    rates = [group["lr"] for group in optimizer.param_groups]
-    return torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=rates, total_steps=steps, cycle_momentum=False)

@@ -18,7 +18,8 @@ from ...hooks.engine import TrainingJob, TrainingOutcome
 from ..plan.data import Data
 from ..plan.runs import RunPlan
 from ..plan.settings import Settings
-from .recipe import Normalise, adamw, build_loader, build_seeded_backbone, one_cycle
+from .optimise import make_optimizer, make_scheduler
+from .recipe import Normalise, build_loader, build_seeded_backbone
 
 Engine = Callable[[TrainingJob], TrainingOutcome]
 
@@ -73,8 +74,8 @@ def _job(run: RunPlan, settings: Settings, loader: StepLoader, method: Any, fold
         method=method,
         loader=loader,
         epochs=settings.epochs or 1,
-        make_optimizer=adamw(settings),
-        make_scheduler=one_cycle,
+        make_optimizer=make_optimizer(settings),
+        make_scheduler=make_scheduler(settings),
         folder=folder,
         device=settings.device,
         devices=settings.devices,
