@@ -8,6 +8,7 @@ A part, method, data set or framework is added by a plugin: a module with functi
 the entry-point group ``moco_plugins``. :mod:`moco_plugins.hookspecs` lists what can be plugged in.
 """
 
+from .core.cross import CrossMoCo
 from .core.infonce import info_nce
 from .core.key_queue import KeyQueue
 from .core.moco import MoCo
@@ -17,7 +18,7 @@ from .hooks.activation import activate_loaded_frameworks
 from .hooks.specs import hookimpl
 
 __version__ = "0.1.0"
-__all__ = ["Cosine", "KeyQueue", "MoCo", "TwoViews", "hookimpl", "info_nce"]
+__all__ = ["Cosine", "CrossMoCo", "KeyQueue", "MoCo", "TwoViews", "hookimpl", "info_nce"]
 
 # With MMEngine's custom_imports the framework is there first; where it comes later, it imports moco_plugins.registry.
 activate_loaded_frameworks()

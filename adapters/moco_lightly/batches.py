@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -107,6 +108,20 @@ def file_names(batch: Any) -> list[str] | None:
         if isinstance(part, (list, tuple)) and part and all(isinstance(name, str) for name in part):
             return list(part)
     return None
+
+
+def ids(batch: Any) -> Tensor | None:
+    """Return a number for each image of (views, targets, ids or lightly's filenames), (N,); None where there are none.
+
+    A file's number is made of its name, and is the same in every process and run.
+    """
+    names = batch[2] if isinstance(batch, (list, tuple)) and len(batch) > 2 else None
+    if isinstance(names, Tensor):
+        return names
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        return None
+    digests = [hashlib.blake2b(name.encode("utf-8", "surrogateescape"), digest_size=8).digest() for name in names]
+    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests])
 
 
 def labels(targets: Any) -> Tensor | None:

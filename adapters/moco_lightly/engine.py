@@ -16,6 +16,7 @@ import torch
 from moco_plugins.data.seeding import restore_random_state, saved_random_state, seed_everything
 from moco_plugins.files import replacing
 from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome, begins_anywhere
+from moco_plugins.hooks.method import asked_of
 from moco_plugins.steps import distributed
 
 from .frameworks import lightning
@@ -146,7 +147,7 @@ def _module_class(pl: Any) -> Any:
             self._random: dict[str, Any] | None = None
 
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-            loss: torch.Tensor = self.method(batch[0])
+            loss: torch.Tensor = self.method(batch[0], **asked_of(self.method, *batch[1:3]))
             self._losses.append(loss.detach())
             return loss
 

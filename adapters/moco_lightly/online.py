@@ -31,17 +31,17 @@ def own_rows(loader: Any) -> int | None:
     return len(range(sampler.rank, len(sampler.dataset), sampler.num_replicas))  # type: ignore[arg-type]
 
 
-def loss_and_features(moco: MoCo, views: list[Tensor], wanted: bool) -> tuple[Tensor, Tensor | None]:
+def loss_and_features(moco: MoCo, views: list[Tensor], wanted: bool, **known: Any) -> tuple[Tensor, Tensor | None]:
     """Return the loss of two views and, where they are wanted, the features (N, D) of the first.
 
     The features are computed anyway: they are caught on their way to the head.
     """
     if not wanted:
-        return moco(views), None
+        return moco(views, **known), None
     caught: list[Tensor] = []
     handle = moco.query_encoder.backbone.register_forward_hook(lambda *call: caught.append(call[2].detach()))
     try:
-        loss: Tensor = moco(views)
+        loss: Tensor = moco(views, **known)
     finally:
         handle.remove()
     return loss, caught[0]

@@ -222,6 +222,16 @@ def labels_of(samples: Any, count: int) -> tuple[list[int], list[str]]:
     return [_label(sample) for sample in samples], [str(_field(sample, "split", "")) for sample in samples]
 
 
+def ids_of(samples: Any) -> list[int] | None:
+    """Return the number in the data set of each sample of a batch, MMEngine's ``sample_idx``; None where nobody kept it."""
+    if isinstance(samples, Tensor):
+        return None
+    found = (
+        samples.get("sample_idx") if isinstance(samples, Mapping) else [_field(s, "sample_idx", None) for s in samples]
+    )
+    return None if found is None or any(number is None for number in found) else [int(number) for number in found]
+
+
 def _field(sample: Any, name: str, default: Any) -> Any:
     return sample.get(name, default) if hasattr(sample, "get") else getattr(sample, name, default)
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from moco_plugins.files import replacing, write_atomically
 from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome, begins_anywhere
+from moco_plugins.hooks.method import asked_of
 from moco_plugins.steps import distributed
 
 from .launch import join_processes
@@ -98,9 +99,11 @@ class _JobModel(MethodModel):
     def init_weights(self) -> None:
         """Leave the weights alone."""
 
-    def forward(self, inputs: Any = None, data_samples: Any = None, mode: str = "loss", **unknown: Any) -> Any:
-        """Return the loss of the views."""
-        return {"loss": self.method(inputs)}
+    def forward(  # type: ignore[override]
+        self, inputs: Any = None, data_samples: Any = None, ids: Any = None, mode: str = "loss", **unknown: Any
+    ) -> Any:
+        """Return the loss of the views, with the labels and image numbers that the method asks for."""
+        return {"loss": self.method(inputs, **asked_of(self.method, data_samples, ids))}
 
 
 class _JobRunner(Runner):

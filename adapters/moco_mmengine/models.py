@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import torch
 from mmengine.logging import MessageHub
 from mmengine.model import BaseModel, ImgDataPreprocessor
 from mmengine.optim import OptimWrapperDict
@@ -18,10 +19,11 @@ from moco_plugins.checkpoints import load
 from moco_plugins.core import moco as core
 from moco_plugins.core.momentum import Cosine
 from moco_plugins.hooks import manager as plugins
+from moco_plugins.hooks.method import asked_of
 from moco_plugins.sizes import Size
 
 from .backbone import build_features, initialise, try_width
-from .batches import PerView, check_views, labels_of
+from .batches import PerView, check_views, ids_of, labels_of
 from .together import step_together
 
 #: What other MMEngine projects call our options.
@@ -78,7 +80,7 @@ class MethodModel(BaseModel):
                 "end with moco_plugins.TwoViews or mmpretrain's PackInputs"
             )
         if mode == "loss":
-            return self._loss(check_views(inputs))
+            return self._loss(check_views(inputs), data_samples)
         images = inputs if isinstance(inputs, Tensor) else inputs[0]
         features = self.method.embed(images)
         if mode == "tensor":
@@ -89,10 +91,17 @@ class MethodModel(BaseModel):
         rows = zip(features.detach(), labels, splits, strict=True)
         return [{"features": row, "label": label, "split": split} for row, label, split in rows]
 
-    def _loss(self, views: list[Tensor]) -> dict[str, Tensor]:
+    def _loss(self, views: list[Tensor], data_samples: Any) -> dict[str, Tensor]:
         if self.training:
             self._tell_total_steps(1)
-        loss = self.method(views)
+        asked: dict[str, Any] = asked_of(self.method)
+        if asked and data_samples is not None:
+            found = {"labels": labels_of(data_samples, len(views[0]))[0], "ids": ids_of(data_samples)}
+            asked = {
+                name: None if found[name] is None else torch.tensor(found[name], device=views[0].device)
+                for name in asked
+            }
+        loss = self.method(views, **asked)
         if self.training and self.metrics_interval:
             self._forwards += 1
             if self._forwards % self.metrics_interval == 0:

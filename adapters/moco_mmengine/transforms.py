@@ -74,6 +74,7 @@ def image_of(sample: Mapping[str, Any], to_rgb: bool = False) -> Any:
 
 
 def element_of(sample: Mapping[str, Any]) -> BaseDataElement:
-    """Return what is known of a sample besides its image: its label and the part of the data it is from."""
+    """Return what is known of a sample besides its image: its label, the part of the data it is from, its number there."""
     label = sample.get("gt_label")
-    return BaseDataElement(gt_label=-1 if label is None else int(label), split=str(sample.get("split", "")))
+    number = {"sample_idx": int(sample["sample_idx"])} if sample.get("sample_idx") is not None else {}
+    return BaseDataElement(gt_label=-1 if label is None else int(label), split=str(sample.get("split", "")), **number)

@@ -151,6 +151,8 @@ class StepLoader(DataLoader[Any]):
     device: torch.device | None = None
     on_batch: Callable[[Tensor], None] | None = None
     on_start: Callable[[], None] | None = None
+    #: Batches are ``(views, labels, image numbers)``.
+    with_ids = False
 
     def __iter__(self) -> Any:
         batches: Any = self.batch_sampler
@@ -166,7 +168,7 @@ class StepLoader(DataLoader[Any]):
             torch.manual_seed(key(batches.seed, "step", epoch, number, rank))
             if self.on_batch is not None:
                 self.on_batch(indices)
-            yield views, labels
+            yield (views, labels, indices) if self.with_ids else (views, labels)
 
     def of_one_process(self, processes: int, limit: int) -> StepLoader:
         """A loader of the share that one of several processes has, which ends its epochs after ``limit`` batches."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -29,5 +29,14 @@ class Method(Protocol):
 
     # A method whose ``embed`` uses another backbone than the one it was given, a teacher's, has it as ``embedding_backbone``.
 
+    # A method that learns from more than views has ``asks_for``, names among "labels" and "ids" (the numbers of the images);
+    # it is then called as ``method(views, labels=labels, ids=ids)`` with those, each (N,), -1 where unknown.
+
     def metrics(self) -> dict[str, float]:
         """Return what the last forward pass can tell, computed when asked."""
+
+
+def asked_of(method: object, labels: Any = None, ids: Any = None) -> dict[str, Any]:
+    """What a method asks for of a batch's labels and ids, as keyword arguments for its call."""
+    given = {"labels": labels, "ids": ids}
+    return {name: given[name] for name in getattr(method, "asks_for", ())}

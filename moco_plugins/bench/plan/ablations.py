@@ -52,11 +52,17 @@ ABLATIONS: dict[str, Ablation] = {
         ],
     ),
     "negatives": Ablation(
-        "Negatives from the queue, from the batch, or both?",
+        "Negatives from the queue, from the batch, or both; weighed, mixed, without the image's own, or told by labels?",
         [
             Variation("queue only", "moco-v2", {"in_batch_negatives": False}),
             Variation("batch only", "moco-v2", {"in_batch_negatives": True, "queue_size": 0}),
             Variation("queue and batch", "moco-v2", {"in_batch_negatives": True}),
+            Variation("without own images", "moco-v2", {"queue_options": {"columns": {"id": "long"}}}),
+            *(Variation(loss, "moco-v2", {"loss": loss}) for loss in ("decoupled", "debiased", "hard", "ressl")),
+            Variation(
+                "mochi", "moco-v2", {"loss": "mochi", "loss_options": {"hardest": 256, "mixed": 64, "with_query": 16}}
+            ),
+            Variation("supcon (labels)", "moco-v2", {"loss": "supcon"}),
         ],
     ),
     "batch": Ablation(

@@ -149,6 +149,9 @@ def warnings(content: Mapping[str, Any], metric: str = "knn_top1") -> list[str]:
         if sentence:
             found.append(sentence)
     found += _gone_wrong(content["runs"])
+    labelled = sorted({record["label"] for record in content["runs"] if record.get("labels_used")})
+    if labelled:
+        found.append(f"{join(labelled)} learned from the labels of the training images; the others have not seen them.")
     found += _below_baselines(content, metric)
     for name, values in content.get("differences", {}).items():
         found.append(

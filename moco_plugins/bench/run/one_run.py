@@ -118,6 +118,7 @@ def _train_and_evaluate(
         "images_per_second": images / watch.seconds if watch.seconds else None,
         "peak_memory_mib": peak,
         "parameters": sum(p.numel() for p in method.parameters() if p.requires_grad),
+        "labels_used": "labels" in getattr(method, "asks_for", ()),
         "backbone_parameters": sum(p.numel() for p in backbone.parameters()),
         "resumed_at_step": resumed or None,
         "losses": thinned(watch.losses),

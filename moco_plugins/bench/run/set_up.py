@@ -57,6 +57,7 @@ def build_method(run: RunPlan, settings: Settings, data: Data, loader: StepLoade
         if hasattr(method, "set_dataset_size"):
             method.set_dataset_size(len(data.pretrain))
     loader.on_batch = getattr(method, "on_batch", None)
+    loader.with_ids = "ids" in getattr(method, "asks_for", ())
     return method, backbone
 
 
