@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from moco_plugins.core.checks import local_crops
+
 _CURE = (
     "It must be (views, targets) or lightly's (views, targets, filenames) with views = [view_q, view_k], each (N, C, H, W). "
     "Give the training data set a transform that makes two views (lightly.transforms.MoCoV2Transform, or "
@@ -60,7 +62,7 @@ def _joined(parts: list[tuple[list[Tensor], Tensor | None]]) -> tuple[list[Tenso
         raise ValueError(
             f"the loaders give views of shapes {', '.join(map(str, sorted(shapes)))}; all views of a step need one shape"
         )
-    joined = [torch.cat([views[i] for views, _ in parts]) for i in range(2)]
+    joined = [torch.cat([views[i] for views, _ in parts]) for i in range(min(len(views) for views, _ in parts))]
     if all(targets is None for _, targets in parts):
         return joined, None
     none = torch.full((1,), -1, device=joined[0].device)
@@ -68,13 +70,13 @@ def _joined(parts: list[tuple[list[Tensor], Tensor | None]]) -> tuple[list[Tenso
 
 
 def _alike(views: Sequence[Tensor]) -> list[Tensor]:
-    first, second = views
+    first, second, *crops = views
     if first.shape != second.shape or first.dtype != second.dtype:
         raise ValueError(
             f"the batch holds a tensor {tuple(first.shape)} of {first.dtype} and one {tuple(second.shape)} of "
             f"{second.dtype}: an image and something else (a mask?), not two views of one image. {_CURE}"
         )
-    return [first, second]
+    return [first, second, *crops]
 
 
 def images(batch: Any) -> tuple[Tensor, Any]:
@@ -143,7 +145,7 @@ def labels(targets: Any) -> Tensor | None:
 def _is_pair(item: Any) -> bool:
     return (
         isinstance(item, (list, tuple))
-        and len(item) == 2
+        and len(item) - len(local_crops(item)) == 2  # those are of multi-crop
         and all(isinstance(view, Tensor) and view.ndim >= 2 for view in item)
     )
 

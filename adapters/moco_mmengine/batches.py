@@ -10,6 +10,8 @@ from mmengine.model import BaseDataPreprocessor
 from mmengine.registry import TRANSFORMS
 from torch import Tensor
 
+from moco_plugins.core.checks import local_crops
+
 _CURES = (
     "Training needs two views of each image. Add dict(type='moco_plugins.TwoViews', variant='v2', image_size=224) as the "
     "last transform of train_dataloader.dataset.pipeline, or views=dict(type='moco_plugins.TwoViews', ...) to the "
@@ -191,7 +193,7 @@ def _stack(images: Any) -> Tensor:
 
 
 def check_views(inputs: Any) -> list[Tensor]:
-    """Return the two views of a training batch, or raise an error that says what to add."""
+    """Return the two views of a training batch, and any local crops, or raise an error that says what to add."""
     if isinstance(inputs, Tensor):
         if inputs.ndim == 5 and inputs.shape[1] == 2:
             return [inputs[:, 0], inputs[:, 1]]
@@ -200,7 +202,8 @@ def check_views(inputs: Any) -> list[Tensor]:
         raise TypeError(f"inputs is a {type(inputs).__name__}. {_CURES}")
     if len(inputs) == 2 and all(isinstance(view, (list, tuple)) and _tensors(view) for view in inputs):
         inputs = [as_float(_stack(view)) for view in inputs]  # a preprocessor that only moves has left them so
-    if len(inputs) != 2 or not all(isinstance(view, Tensor) and view.ndim >= 2 for view in inputs):
+    two = inputs[: len(inputs) - len(local_crops(inputs))]  # and local crops, for methods with multi-crop
+    if len(two) != 2 or not all(isinstance(view, Tensor) and view.ndim >= 2 for view in inputs):
         kinds = ", ".join(
             f"tensor {tuple(view.shape)}" if isinstance(view, Tensor) else type(view).__name__ for view in inputs[:4]
         )

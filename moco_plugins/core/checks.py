@@ -84,13 +84,18 @@ def check_settings(settings: Variant, backbone: object, bn_buffers: str, **whole
         raise ValueError(f"shuffle_bn={settings.shuffle_bn!r} must be 'auto', True or False")
 
 
-def check_views(views: Sequence[View]) -> tuple[View, View]:
-    """Return the two views, (N, C, H, W) each or nested structures of tensors (N, ...), or say what is wrong with them."""
-    if isinstance(views, (Tensor, str)) or not isinstance(views, Sequence) or len(views) != 2:
+def check_views(views: Sequence[View]) -> tuple[Any, ...]:
+    """Return the two views, (N, C, H, W) each or nested structures of tensors (N, ...), or say what is wrong with them.
+
+    Local crops, smaller images (N, C, H, W), may follow and are returned as well.
+    """
+    several = not isinstance(views, (Tensor, str)) and isinstance(views, Sequence)
+    local = local_crops(views) if several else []
+    if not several or len(views) - len(local) != 2:
         what = f"a tensor of shape {tuple(views.shape)}" if isinstance(views, Tensor) else f"a {type(views).__name__}"
         count = f" of {len(views)}" if isinstance(views, Sequence) else ""
         raise TypeError(f"views is {what}{count}; MoCo takes two views of each image, [view_q, view_k]: see TwoViews")
-    x_q, x_k = views
+    x_q, x_k = views[:2]
     found_q, found_k = check_batch(x_q, views), check_batch(x_k, views)
     if len(found_q[0]) != len(found_k[0]):
         raise ValueError(
@@ -101,7 +106,16 @@ def check_views(views: Sequence[View]) -> tuple[View, View]:
         len(found_q) == len(found_k) and all(_same_memory(a, b) for a, b in zip(found_q, found_k, strict=True))
     ):
         raise ValueError("views are twice the same tensor, so there is nothing to learn; make two views: see TwoViews")
-    return x_q, x_k
+    return x_q, x_k, *local
+
+
+def local_crops(views: Sequence[Any]) -> list[Tensor]:
+    """The views after the first two, where these are the local crops of multi-crop: of as many images, but smaller."""
+    if len(views) < 3 or not all(isinstance(view, Tensor) and view.ndim == 4 for view in views):
+        return []
+    first, crops = views[0], list(views[2:])
+    smaller = all(crop.shape[2:].numel() < first.shape[2:].numel() for crop in crops)
+    return crops if smaller and all(crop.shape[0] == first.shape[0] for crop in crops) else []
 
 
 def check_batch(view: View, views: Sequence[View]) -> list[Tensor]:

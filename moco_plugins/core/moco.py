@@ -179,20 +179,24 @@ class MoCo(SteppedModule):
         ``labels`` and ``ids`` (of the images) are (N) whole numbers, -1 where unknown; looked at where :attr:`asks_for` has
         them. With ids, keys of the query's own image are no negatives.
 
+        Smaller views that follow them (multi-crop, ``TwoViews(local_views=6)``) are further queries against the same keys.
+
         Raises:
             ValueError, TypeError: not two views of N images each, or twice the same; labels or ids missing or misshapen.
         """
-        x_q, x_k = checks.check_views(views)
+        x_q, x_k, *crops = checks.check_views(views)
         if self.training and not self.prepared:
             self._prepare(rows(x_q))
         pairs = [(x_q, x_k), (x_k, x_q)] if self.settings.symmetric else [(x_q, x_k)]
         # Keys first: what they need in passing is free again before the queries' activations are kept.
         keys = [self._encode_keys(b, i) for i, (_, b) in enumerate(pairs)]  # N x D each, no gradient
         queries = [unit_rows(self._query(a)) for a, _ in pairs]  # N x D each
+        local = unit_rows(self._query(torch.cat(crops))).chunk(len(crops)) if crops else ()  # N x D each
         temperature = self.temperature
         known = negatives.known_of(queries[0], labels, ids, self.asks_for, self.training)
         with torch.autocast(keys[0].device.type, enabled=False):
             losses = [self._contrast(q, k, temperature, known) for q, k in zip(queries, keys, strict=True)]
+            losses += [self._contrast(q, k, temperature, known) for q in local for k in keys]
             loss = torch.stack(losses).mean() if len(losses) > 1 else losses[0]
         self._remember(loss, queries[0], keys, temperature)
         if self.training and loss.requires_grad:

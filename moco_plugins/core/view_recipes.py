@@ -62,18 +62,41 @@ def recipes(variant: str, size: tuple[int, int], min_scale: float | None) -> tup
     """The recipes of the two views of a variant.
 
     "v1": arXiv:1911.05722, section 3.3. "v2" and "v2+": arXiv:2003.04297, section 3. "v3": arXiv:2104.02057, section 4.1,
-    which takes BYOL's (arXiv:2006.07733, appendix B, table 6), where the two views differ in blur and solarisation. The
-    blur kernel is a tenth of the view, odd: 23 at 224 (SimCLR, arXiv:2002.05709, appendix A).
+    which takes BYOL's (arXiv:2006.07733, appendix B, table 6), where the two views differ in blur and solarisation.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant={variant!r} is not one of {', '.join(VARIANTS)}")
     if min_scale is not None and not 0 < min_scale <= 1:
         raise ValueError(f"min_scale={min_scale} must lie in (0, 1]: it is a fraction of the image's area")
     smallest = min_scale if min_scale is not None else (0.08 if variant == "v3" else 0.2)
-    base = Recipe(size, (smallest, 1.0), kernel=max(3, int(0.1 * min(size)) // 2 * 2 + 1))
+    base = Recipe(size, (smallest, 1.0), kernel=_kernel(size))
     if variant == "v1":
         base = replace(base, jitter=(0.4, 0.4, 0.4, 0.4), jitter_p=1.0, blur_p=0.0, grey_first=True)
     if variant != "v3":
         return base, base
     base = replace(base, jitter=(0.4, 0.4, 0.2, 0.1))
     return replace(base, blur_p=1.0), replace(base, blur_p=0.1, solarise_p=0.2)
+
+
+def local_recipe(base: Recipe, size: tuple[int, int], scale: tuple[float, float] | None) -> Recipe:
+    """The recipe of the local crops of multi-crop: as ``base``, but small, and of small parts.
+
+    They take over where the two large views end: from 0.05 of the area to their smallest (SwAV, arXiv:2006.09882, appendix
+    A: 0.05 to 0.14 and 0.14 to 1; DINO, arXiv:2104.14294: 0.05 to 0.4 and 0.4 to 1). Blur has probability 0.5, and nothing
+    is solarised.
+
+    Raises:
+        ValueError: ``scale`` is no range of fractions.
+    """
+    scale = scale if scale is not None else (min(0.05, base.scale[0]), base.scale[0])
+    if not 0 < scale[0] <= scale[1] <= 1:
+        raise ValueError(
+            f"local_scale={scale!r} must be (smallest, largest) fractions of the image's area, within (0, 1]"
+        )
+    blur_p = min(base.blur_p, 0.5)
+    return replace(base, size=size, scale=scale, kernel=_kernel(size), blur_p=blur_p, solarise_p=0.0)
+
+
+def _kernel(size: tuple[int, int]) -> int:
+    """The width of a blur, a tenth of the view, odd: 23 at 224 (SimCLR, arXiv:2002.05709, appendix A)."""
+    return max(3, int(0.1 * min(size)) // 2 * 2 + 1)

@@ -17,7 +17,7 @@ from .augment_colour import per_channel
 from .augment_space import resized_crop
 from .view_draws import draw_crop, draw_crops, draw_look, draw_looks
 from .view_images import pixels, readable, size_of_image, to_float
-from .view_recipes import Transform, recipes
+from .view_recipes import Recipe, Transform, local_recipe, recipes
 from .view_render import joined, render, render_one
 
 #: ImageNet's channel means and standard deviations, as in all of the authors' code.
@@ -40,6 +40,10 @@ class TwoViews:
         image_size: side of a view, or (height, width); 224.
         min_scale: smallest area of the crop, as a fraction; 0.2, v3: 0.08.
         mean, std: normalisation per channel; ImageNet's for RGB, none for others. ``()`` for none.
+        local_views: small crops of each image besides, for methods with multi-crop (MoCo, SwAV, DINO); 0. Six in SwAV
+            (arXiv:2006.09882) and eight in DINO; they follow the two views.
+        local_size: their side, or (height, width); 96.
+        local_scale: their areas, as fractions; from 0.05 to ``min_scale``.
 
     Attributes:
         recipes: what each view is drawn from, see :class:`moco_plugins.core.view_recipes.Recipe`; may be changed.
@@ -58,14 +62,23 @@ class TwoViews:
         min_scale: float | None = None,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        local_views: int = 0,
+        local_size: Size = 96,
+        local_scale: tuple[float, float] | None = None,
     ) -> None:
-        self.recipes = recipes(variant, sides("image_size", image_size), min_scale)
+        large, small = sides("image_size", image_size), sides("local_size", local_size)
+        self.recipes: tuple[Recipe, ...] = recipes(variant, large, min_scale)
+        if local_views < 0:
+            raise ValueError(f"local_views={local_views} must be 0 (none) or more; 6 in SwAV")
+        if local_views and small[0] * small[1] >= large[0] * large[1]:
+            raise ValueError(f"local_size={local_size} must be smaller than image_size={image_size}")
+        self.recipes += (local_recipe(self.recipes[0], small, local_scale),) * local_views
         _check_statistics(mean, std)
         self.variant, self.image_size = variant, image_size
         self.mean, self.std = mean, std
 
     def __call__(self, image: Any) -> tuple[Tensor, ...]:
-        """Return the views of a PIL image or tensor (C, H, W), or of a batch (N, C, H, W).
+        """Return the views of a PIL image or tensor (C, H, W), or of a batch (N, C, H, W): two, then the local ones.
 
         Raises:
             ValueError, TypeError: it is no image, or an empty one, or its channels do not fit ``mean``.
@@ -117,9 +130,13 @@ class TwoViews:
     def _views_of_batch(self, images: Tensor) -> tuple[Tensor, ...]:
         images = _batch(images)
         n, _, height, width = images.shape
-        crops = joined([draw_crops(recipe, n, height, width) for recipe in self.recipes])
-        looks = joined([draw_looks(recipe, n) for recipe in self.recipes])
-        return render(images, self.recipes[0], looks, crops, self._normalise).split(n)
+        found: list[Tensor] = []
+        for group in (self.recipes[:2], self.recipes[2:]):  # of one size each
+            if group:
+                crops = joined([draw_crops(recipe, n, height, width) for recipe in group])
+                looks = joined([draw_looks(recipe, n) for recipe in group])
+                found += render(images, group[0], looks, crops, self._normalise).split(n)
+        return tuple(found)
 
     def _normalise(self, planes: Tensor) -> None:
         mean, std = self.mean, self.std

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from moco_plugins.core import diagnostics
+from moco_plugins.core.checks import local_crops
 from moco_plugins.core.encoder import Encoder
 from moco_plugins.steps import follow
 from moco_plugins.steps.boundary import StepBoundary
@@ -134,6 +135,12 @@ class SteppedMethod(LightlyMethod):
         follow.follow_optimizer_steps(self)
 
 
+def with_crops(views: Sequence[Tensor]) -> tuple[tuple[Tensor, Tensor], list[Tensor]]:
+    """The two views, and the local crops after them, of methods with multi-crop; see :func:`pair`."""
+    crops = local_crops(views)
+    return pair(views[:2] if crops else views), crops
+
+
 def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Check that ``views`` are two views of the same images.
 
@@ -142,7 +149,12 @@ def pair(views: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     if isinstance(views, Tensor) or len(views) != 2:
         what = f"one tensor of shape {tuple(views.shape)}" if isinstance(views, Tensor) else f"{len(views)} views"
-        raise TypeError(f"views is {what}; the method takes two views of each image, [view_0, view_1]")
+        crops = (
+            " (local crops, local_views=, are for MoCo, SwAV and DINO)"
+            if not isinstance(views, Tensor) and len(views) > 2
+            else ""
+        )
+        raise TypeError(f"views is {what}; the method takes two views of each image, [view_0, view_1]{crops}")
     first, second = views
     if first.shape[0] != second.shape[0]:
         raise ValueError(

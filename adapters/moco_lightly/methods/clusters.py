@@ -14,7 +14,7 @@ from moco_plugins.steps import distributed
 from moco_plugins.steps.shared_queue import enqueue, share_queue
 
 from ..frameworks import lightly
-from .base import SteppedMethod, call_frozen, full_precision, pair
+from .base import SteppedMethod, call_frozen, full_precision, with_crops
 
 
 class SwAV(SteppedMethod):
@@ -69,16 +69,18 @@ class SwAV(SteppedMethod):
             share_queue(queue)
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
-        """Return the loss of two views of a batch, each (N, C, H, W); 0-dim."""
-        pair(views)
+        """Return the loss of two views of a batch, and any local crops, each (N, C, H, W); 0-dim."""
+        both, crops = with_crops(views)
         self._begin()
-        projections = [unit_rows(self.encoder(view)) for view in views]  # N x D each
+        projections = [unit_rows(self.encoder(view)) for view in both]  # N x D each
+        if crops:  # they predict the assignments of both views, and are assigned to nothing themselves
+            projections += unit_rows(self.encoder(torch.cat(crops))).chunk(len(crops))
         frozen = self._progress(self.frozen)
         logits = [call_frozen(self.prototypes, "", z) if frozen else self.prototypes(z) for z in projections]  # N x P
         queued = self._queued_logits()
-        loss = full_precision(lambda *high: self.criterion(list(high), [], queued), *logits).squeeze()
+        loss = full_precision(lambda *rows: self.criterion(list(rows[:2]), list(rows[2:]), queued), *logits).squeeze()
         early = not self.queues or self._progress(self.queue_start)
-        rows = [z[:0] if early else z for z in projections]
+        rows = [z[:0] if early else z for z in projections[:2]]
         self._end(loss, projections[0], *rows, limit=self.queues[0].size if self.queues else 1)
         return loss
 

@@ -14,7 +14,7 @@ from moco_plugins.core.momentum import Cosine, Schedule, check_momentum, ema, va
 from moco_plugins.steps.pairing import copy_module, pair_parameters
 
 from ..frameworks import lightly
-from .base import SteppedMethod, call_frozen, full_precision, pair
+from .base import SteppedMethod, call_frozen, full_precision, pair, with_crops
 
 _BYOL_MOMENTUM = Cosine(0.99, 1.0)
 _DINO_MOMENTUM = Cosine(0.996, 1.0)
@@ -168,16 +168,21 @@ class DINO(TaughtMethod):
         return self.teacher.features(images)
 
     def forward(self, views: Sequence[Tensor]) -> Tensor:
-        """Return the loss of two views of a batch, each (N, C, H, W); 0-dim."""
-        first, second = pair(views)
+        """Return the loss of two views of a batch, and any local crops, each (N, C, H, W); 0-dim.
+
+        The teacher sees the two views, the student all.
+        """
+        (first, second), crops = with_crops(views)
         self._begin()
         both = torch.cat([first, second])
         teacher = self._teach(both)  # 2N x D
         frozen = self.steps < self.frozen * (self.total_steps or 0)
         features, head = self.encoder.features(both), self.encoder.projector
+        if crops:
+            features = torch.cat([features, self.encoder.features(torch.cat(crops))])  # (2 + crops) N x feature_dim
         student = call_frozen(head, "last_layer", features) if frozen else head(features)  # 2N x D
         before = self.criterion.center.clone()
-        loss = full_precision(lambda t, s: self.criterion(t.chunk(2), s.chunk(2)), teacher, student)
+        loss = full_precision(lambda t, s: self.criterion(t.chunk(2), s.chunk(2 + len(crops))), teacher, student)
         # The loss moves the center at once; here that waits for the optimiser step.
         images = torch.full((1,), first.shape[0], device=first.device)
         moved = self.criterion.center[0].clone()  # 1 x D

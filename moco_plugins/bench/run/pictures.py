@@ -42,7 +42,7 @@ def _draw_views(settings: Settings, data: Data, method: str, path: Path, count: 
     images = data.pretrain
     chosen = torch.linspace(0, len(images) - 1, count).long().tolist()
     views = ViewPairs(images, build_views(settings, method), lambda batch: batch, key(0, "data"))
-    (first, second), _, _ = views.__getitems__(Place(chosen, 0, 0, 0))
+    (first, second, *_), _, _ = views.__getitems__(Place(chosen, 0, 0, 0))
     originals, _ = as_batch(images, chosen, as_size(*first.shape[2:]))
     save_grid([originals, first, second], path, ["image", "query view", "key view"])
 

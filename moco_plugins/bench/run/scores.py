@@ -64,6 +64,6 @@ def _alignment(model: nn.Module, settings: Settings, data: Data, method: str) ->
     rows = torch.linspace(0, len(data.test) - 1, min(ALIGNED, len(data.test))).long().tolist()
     embed = getattr(model, "embed", model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    (first, second), _, _ = views.__getitems__(Place(rows, 0, 0, 0))
+    (first, second, *_), _, _ = views.__getitems__(Place(rows, 0, 0, 0))
     with evaluation.evaluating(model):
         return evaluation.alignment(embed(first.to(device)), embed(second.to(device)))
