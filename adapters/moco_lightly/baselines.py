@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,4 +28,18 @@ def ema(query: nn.Module, key: nn.Module, momentum: float) -> Callable[[], objec
     return lambda: update_momentum(query, key, momentum)
 
 
-BASELINES: dict[str, Callable[..., Callable[..., object] | None]] = {"queue_loss": queue_loss, "ema": ema}
+def views(image_size: int) -> Callable[[Any], object] | None:
+    """lightly's MoCoV2Transform, of one PIL image."""
+    if importlib.util.find_spec("lightly") is None:
+        return None
+    from lightly.transforms.moco_transform import MoCoV2Transform
+
+    transform: Callable[[Any], object] = MoCoV2Transform(image_size)
+    return transform
+
+
+BASELINES: dict[str, Callable[..., Callable[..., object] | None]] = {
+    "queue_loss": queue_loss,
+    "ema": ema,
+    "views": views,
+}

@@ -7,13 +7,15 @@ slow for all. The median ratio is reported.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -26,6 +28,7 @@ from ..core.moco import MoCo
 from ..core.momentum import ema
 from ..hooks import manager as plugins
 from ..steps.pairing import pair_parameters
+from .speed_views import view_contenders
 
 #: (N, K, D, dtype) of loss + enqueue; the first is the paper's.
 SHAPES = [
@@ -85,10 +88,10 @@ def loss_contenders(
 
     steps: dict[str, Step] = {"moco-plugins": ours, "plain formula": textbook, "two products": limit}
     if dtype == torch.float32:
-        for name, (_, adapter) in plugins.adapters().items():
+        for _, adapter in plugins.adapters().values():
             build = adapter.baselines.get("queue_loss")
             if build is not None and (rival := build(size, dim, TEMPERATURE, device)) is not None:
-                steps[name] = rival
+                steps[adapter.framework] = rival
 
     def with_data(step: Step) -> Callable[[], object]:
         query = F.normalize(torch.randn(n, dim, device=device), dim=1).to(dtype).requires_grad_()
@@ -116,10 +119,10 @@ def ema_contenders(module: nn.Module) -> dict[str, Callable[[], object]]:
         "one flat lerp": lambda: flat_k.lerp_(flat_q, 0.001),
         "torch.optim.swa_utils": lambda: averaged.update_parameters(module),
     }
-    for name, (_, adapter) in plugins.adapters().items():
+    for _, adapter in plugins.adapters().values():
         build = adapter.baselines.get("ema")
         if build is not None and (rival := build(module, copy.deepcopy(module), 0.999)) is not None:
-            contenders[name] = rival
+            contenders[adapter.framework] = rival
     return contenders
 
 
@@ -153,12 +156,26 @@ def step_overhead(n: int = 32, size: int = 65536, image_size: int = 224, turns: 
     return ratio(paired({"ours": ours, "bare": bare}, turns), "ours", "bare") - 1
 
 
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Nothing on stderr, from C++ either: torch's profiler tells there of GPUs that nobody asked for."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
 def extra_peak_bytes(step: Callable[[], object]) -> int:
     """Return how far memory allocated by torch on the CPU rises above its start while ``step`` runs."""
     from torch.profiler import ProfilerActivity, profile
 
     step()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with _silent(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
@@ -191,9 +208,25 @@ def table(turns: int, quick: bool, device: str) -> list[tuple[str, str, str]]:
     seconds = paired(contenders, turns)
     for name in list(contenders)[1:]:
         rows.append(("momentum update of a ResNet-50", name, f"{ratio(seconds, name, 'moco-plugins'):.2f}"))
+    rows += view_rows(turns, quick, device)
     if device == "cpu":
         added = step_overhead(n=8 if quick else 32, turns=3 if quick else 7)
         rows.append(("what MoCo adds to a ResNet-18 step", "bare encoders", f"{100 * added:+.1f} %"))
+    return rows
+
+
+def view_rows(turns: int, quick: bool, device: str) -> list[tuple[str, str, str]]:
+    """Two views of a batch, on one core and where there is one on the device, beside those of other libraries."""
+    rows, threads = [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for size, source, count in ((32, (32, 32), 256), (224, (400, 500), 16)):
+            contenders = view_contenders(size, source, count // 4 if quick else count, device)
+            seconds = paired(contenders, min(turns, 7))
+            what, ours, *others = f"two views, {size} px from {source[1]} x {source[0]}, one core", *contenders
+            rows += [(what, f"{name} / {ours}", f"{ratio(seconds, name, ours):.2f}") for name in others]
+    finally:
+        torch.set_num_threads(threads)
     return rows
 
 
@@ -204,7 +237,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one shape and smaller batches: under a minute")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     arguments = parser.parse_args(argv)
-    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # torch's profiler complains of GPUs that nobody asked for
     print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads; time of others / ours\n")
     for what, name, value in table(arguments.turns, arguments.quick, arguments.device):
         print(f"{what:56} {name:38} {value:>8}")

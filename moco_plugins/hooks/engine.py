@@ -86,5 +86,6 @@ class Adapter:
     engine: Callable[[TrainingJob], TrainingOutcome] | None = None
     train_config: Callable[[Sequence[str]], int] | None = None
     #: What the framework itself does, for ``moco-plugins speed``: "queue_loss", a function of (size, dim, temperature,
-    #: device) that returns a step of (query, key), and "ema", one of (query, key, momentum) that returns an update.
+    #: device) that returns a step of (query, key), "ema", one of (query, key, momentum) that returns an update, and "views",
+    #: one of (image_size) that returns MoCo v2's transform: image -> two views.
     baselines: Mapping[str, Callable[..., Callable[..., object] | None]] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from moco_plugins.bench import speed
+from moco_plugins.bench.speed_views import view_contenders
 
 
 def test_paired_times_in_turn_and_takes_the_ratio_within_a_turn():
@@ -29,7 +30,7 @@ def test_extra_memory_sees_a_temporary_tensor_and_not_a_view():
 def test_contenders_do_the_same_work():
     n, size, dim = 8, 64, 16
     contenders = speed.loss_contenders(n, size, dim)
-    assert {"moco-plugins", "plain formula", "two products", "lightning"} <= set(contenders)
+    assert {"moco-plugins", "plain formula", "two products", "lightly"} <= set(contenders)
     for contender in contenders.values():
         contender()
     net = nn.Linear(4, 3)
@@ -51,10 +52,35 @@ def test_the_command_prints_its_table(monkeypatch, capsys):
     monkeypatch.setattr(speed, "step_overhead", lambda **_: 0.01)
     assert speed.main(["--turns", "1", "--quick", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
-    for word in ("plain formula", "two products", "lightning", "one flat lerp", "mmengine", "swa_utils", "+1.0 %"):
+    for word in ("plain formula", "two products", "lightly", "one flat lerp", "mmengine", "swa_utils", "+1.0 %"):
         assert word in out
 
 
 def test_step_overhead_is_a_fraction_of_the_bare_step():
     added = speed.step_overhead(n=2, size=256, image_size=32, turns=1)
     assert -0.9 < added < 20
+
+
+def test_views_are_timed_beside_those_of_others_by_their_names(monkeypatch):
+    for size, source in ((16, (16, 16)), (80, (90, 100))):
+        contenders = view_contenders(size, source, 2, "cpu")
+        first = "batched" if size == 16 else "crop, finish"
+        assert list(contenders) == [first, "one by one", "torchvision.transforms.v2", "lightly"]
+        for contender in contenders.values():
+            contender()
+    monkeypatch.setattr(
+        speed, "view_contenders", lambda *_: {"batched": lambda: None, "lightly": lambda: time.sleep(1e-3)}
+    )
+    before = torch.get_num_threads()
+    rows = speed.view_rows(1, True, "cpu")
+    assert [(what, name) for what, name, _ in rows] == [
+        ("two views, 32 px from 32 x 32, one core", "lightly / batched"),
+        ("two views, 224 px from 500 x 400, one core", "lightly / batched"),
+    ]
+    assert torch.get_num_threads() == before
+
+
+def test_the_profiler_says_nothing_on_the_terminal(capfd):
+    speed.extra_peak_bytes(lambda: torch.rand(10).sum())
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
