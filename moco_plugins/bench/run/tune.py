@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...data.images import labels_of
 from ...data.seeding import key
 from ...data.splits import stratified_split
 from ...hooks import manager as plugins
 from ..plan.ablations import Variation
 from ..plan.budget import Budget
-from ..plan.data import Data, part_labels
+from ..plan.data import Data
 from ..plan.errors import SettingsError
 from ..plan.recipes import OF_A_RUN, recipe_of
 from ..plan.runs import RunPlan, accepts, options_of
@@ -101,7 +102,7 @@ def held_out(data: Data) -> Data:
         raise SettingsError(
             f"--tune needs labels to judge trials by, and a set that can be cut; {data.name} has not got that"
         )
-    labels = part_labels(data.train)
+    labels = labels_of(data.train)
     kept, held = stratified_split(labels, len(data.train), HELD_OUT, key(0, "tune"))
     return replace(data, train=data.train.subset(kept), test=data.train.subset(held))
 
