@@ -126,7 +126,7 @@ def _stay(names: list[str]) -> str:
     return "stays" if len(names) == 1 else "stay"
 
 
-def _damaged(content: Mapping[str, Any]) -> list[str]:
+def damaged(content: Mapping[str, Any]) -> list[str]:
     """Files that could not be read when they were met."""
     files = content.get("data", {}).get("damaged") or ()
     if not files:
@@ -138,7 +138,7 @@ def _damaged(content: Mapping[str, Any]) -> list[str]:
 
 def warnings(content: Mapping[str, Any], metric: str = "knn_top1") -> list[str]:
     """What makes the numbers weaker than they look."""
-    found = [*content.get("data", {}).get("notes", ()), *_damaged(content)]
+    found = [*content.get("data", {}).get("notes", ()), *damaged(content)]
     runs = _runs(content)
     seeds = max((row.seeds for row in runs), default=0)
     if 0 < seeds < 3 and not judged_only(content):
@@ -192,7 +192,8 @@ def table_note(content: Mapping[str, Any]) -> str:
     )
     when = "" if judged_only(content) else " that were not looked at before the last epoch"
     return (
-        f"{spread}Accuracy on test images{when}. Alignment: squared distance of an "
+        f"{spread}Accuracy on test images{when}; balanced: the mean of the classes' recalls, and AUROC the mean of their areas "
+        f"under the ROC curve, both of the linear probe. Alignment: squared distance of an "
         "image's two views; uniformity: 0 where all images are one point, lower is more even; rank: directions in use."
     )
 

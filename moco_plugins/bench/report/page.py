@@ -10,6 +10,7 @@ from typing import Any
 from ...hooks import manager as plugins
 from ..results import FILE, Results, write_results
 from . import figures, findings
+from .classes import classes_section
 from .comparison import differences, summary
 from .html import code, definitions, document, header, listing, section, text
 from .merge import merged
@@ -64,7 +65,8 @@ def write_report(
                 title = f"{picture.title} ({name})"
                 kept[title] = replace(picture, title=title)
     path = out / "report.html"
-    path.write_text(page(content, pictures, list(kept.values()), metric, reference), encoding="utf-8")
+    classes = classes_section(rows(content, metric), out / "figures")
+    path.write_text(page(content, pictures, list(kept.values()), metric, reference, classes), encoding="utf-8")
     return path
 
 
@@ -92,7 +94,12 @@ def kept_pictures(folder: Path, labelled: bool = True) -> list[Picture]:
 
 
 def page(
-    content: Mapping[str, Any], pictures: Sequence[Picture], kept: Sequence[Picture], metric: str, reference: str | None
+    content: Mapping[str, Any],
+    pictures: Sequence[Picture],
+    kept: Sequence[Picture],
+    metric: str,
+    reference: str | None,
+    classes: str = "",
 ) -> str:
     """The whole page."""
     whole = rows(content, metric)
@@ -117,6 +124,7 @@ def page(
         section("Side by side" if findings.judged_only(content) else "How they learn", pictures),
         section("What they look at", wide, "wide"),
         section("What they make of it", maps),
+        classes,
         *(f"<section><h2>{text(name)}</h2>{body}</section>" for name, body in plugins.report_sections(content)),
         f"<section><h2>What was compared, and how</h2>{_settings(content)}</section>",
         _commands(content),
@@ -129,6 +137,8 @@ RESULTS: dict[str, Callable[[Row], str]] = {
     "seeds": lambda row: str(row.seeds) + (f" ({row.failed} failed)" if row.failed else ""),
     "kNN %": lambda row: _with_interval(row, "knn_top1"),
     "linear %": lambda row: _with_interval(row, "linear_top1"),
+    "balanced %": lambda row: percent(row.values("linear_balanced")),
+    "AUROC": lambda row: _decimals(row, "linear_auroc", 3),
     "10 % labels": lambda row: percent(row.values("linear_top1_10pct")),
     "1 % labels": lambda row: percent(row.values("linear_top1_1pct")),
     "fine-tuned": lambda row: percent(row.values("finetune_top1")),

@@ -130,7 +130,7 @@ JUDGED: dict[str, Callable[[Row], str]] = {
 
 
 #: Columns of what is only measured where it is asked for.
-_OPTIONAL = ("fine-tuned",)
+_OPTIONAL = ("fine-tuned", "balanced %", "AUROC")
 
 
 def with_values(cells: Mapping[str, Callable[[Row], str]], table: Sequence[Row]) -> dict[str, Callable[[Row], str]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...files import write_atomically
 from . import findings
+from .classes import classes_section
 from .health import in_words
 from .html import code, definitions, document, header, listing, section, text
 from .page import RESULTS, kept_pictures, results_table
@@ -17,7 +18,7 @@ from .training_figures import draw_training
 
 #: What baselines are called where one training is looked at.
 BEFORE = "before training"
-_COLUMNS = ("kNN %", "linear %", "10 % labels", "1 % labels", "rank")
+_COLUMNS = ("kNN %", "linear %", "balanced %", "AUROC", "10 % labels", "1 % labels", "rank")
 
 
 def write_training_page(content: Mapping[str, Any], weights: str, loading: str, out: Path) -> Path:
@@ -29,7 +30,7 @@ def write_training_page(content: Mapping[str, Any], weights: str, loading: str, 
     title = f"{record['label']} on {content['data'].get('learnt_from') or content['data']['name']}"
     parts = [
         header("moco-plugins pretrain", title, summary(content, record)),
-        listing("warnings", "Read with care", content["data"]["notes"]),
+        listing("warnings", "Read with care", [*content["data"]["notes"], *findings.damaged(content)]),
         f"<section><h2>The weights</h2><p>{text(weights)} holds the backbone; weights.json beside it says how it was made."
         f"</p>{code(loading)}</section>",
         listing("verdicts", "Is this normal?", [f"{part[0].upper()}{part[1:]}." for part in health(record)]),
@@ -37,6 +38,7 @@ def write_training_page(content: Mapping[str, Any], weights: str, loading: str, 
         section("How it learnt", pictures),
         section("What it looks at", [one for one in kept if not one.path.name.startswith("projection")], "wide"),
         section("What it makes of it", [one for one in kept if one.path.name.startswith("projection")], "wide"),
+        classes_section(rows(content), out / "figures") if labelled else "",
         f"<section><h2>How it was made</h2>{definitions(_settings(content, record))}"
         f"<p class=note>{text(', '.join(f'{k} = {v}' for k, v in record['options'].items()))}</p>"
         f"<p class=note>{text(', '.join(f'{k} {v}' for k, v in content['versions'].items()))}. "
