@@ -63,15 +63,16 @@ def image_folder(
     unlabeled = None if more is None else _listed(more, False)[0]
     train, marks = _listed(root / "train" if own else root, held is None)
     parts = [train] if held is None else [train, _listed(held, False)[0]]
-    found = look(absolute(train.root, train.names), channels, value_range)
+    files = [absolute(part.root, part.names) for part in parts]
+    found = look(files[0], channels, value_range)
     classes = sorted({name for part in parts for name in _classes(part)})
 
-    def made(part: Listing, names: Sequence[str]) -> ImageFiles:
-        files, labels = absolute(part.root, part.names), _numbers(names, classes)
-        return ImageFiles(files, labels, classes, found.reading, found.image_size, root.name, found.statistics)
+    def made(paths: Sequence[str], names: Sequence[str]) -> ImageFiles:
+        labels = _numbers(names, classes)
+        return ImageFiles(paths, labels, classes, found.reading, found.image_size, root.name, found.statistics)
 
-    sets = [made(part, _classes(part)) for part in parts]
-    rest = None if unlabeled is None else made(unlabeled, [])
+    sets = [made(paths, _classes(part)) for paths, part in zip(files, parts, strict=True)]
+    rest = None if unlabeled is None else made(absolute(unlabeled.root, unlabeled.names), [])
     if len(sets) == 2:
         sets[0].unlabeled = rest
         if groups is not None:

@@ -185,4 +185,5 @@ def _own_statistics(headers: Sequence[_Header], reading: Reading) -> tuple[tuple
 
 def absolute(root: os.PathLike[str] | str, names: Sequence[str]) -> list[str]:
     """The paths of files that are named from ``root`` on."""
-    return [os.path.join(root, name) for name in names]
+    start = os.path.join(root, "")
+    return [start + name for name in names]
