@@ -15,6 +15,7 @@ from .bench import pretrain as pretrain_command
 from .checkpoints import command as checkpoint_commands
 from .files import is_full
 from .hooks import manager as plugins
+from .output import unfailing
 
 METRICS = bench_command.METRICS
 PART_KINDS = {
@@ -122,8 +123,15 @@ def list_plugins() -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status: 0 done, 1 a run failed, 2 what was asked for cannot be done."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    """Run a command; return its exit status: 0 done, 1 a run failed, 2 what was asked for cannot be done.
+
+    What it prints never raises, whatever the terminal's encoding and whoever has stopped reading.
+    """
+    with unfailing():
+        return _run(list(sys.argv[1:] if argv is None else argv))
+
+
+def _run(given: list[str]) -> int:
     try:
         if given[:1] == ["train"]:
             return run_train(given[1:])

@@ -41,6 +41,9 @@ def is_full(error: BaseException) -> bool:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a text file in one step."""
+    """Replace a text file, in UTF-8, in one step.
+
+    What is no Unicode, as in command lines with letters that the locale lacks, is written escaped.
+    """
     with replacing(path) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")

@@ -233,7 +233,7 @@ class MoCoBody(_Base):
         results = self._evaluation.results(recent, self.device, self.knn_k, self.knn_temperature)
         self._evaluation.clear()
         for name, value in results.items():
-            self.log(f"{stage}_{name}", value, prog_bar=name == "knn_top1")
+            self.log(f"{stage}_{name}", value, prog_bar=name == "knn_top1", sync_dist=True)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> dict[str, Any]:
         """Return ``embeddings`` (N, feature_dim), and ``targets`` and ``filenames`` where the batch has them."""

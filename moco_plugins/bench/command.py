@@ -104,13 +104,14 @@ def run(arguments: argparse.Namespace, command: str) -> int:
 
 
 def show(folders: Sequence[Path], out: Path, metric: str, reference: str | None) -> Path:
-    """Print the table and what it can tell, and write the report; return its path."""
+    """Write the report, then print the table and what it can tell; return the report's path."""
     from .report.findings import verdicts, warnings
     from .report.page import gather, write_report
     from .report.table import text_table
 
     content = gather(folders)
+    path = write_report(folders, out, metric, reference, content)
     print(text_table(content, metric))
     for sentence in (*verdicts(content, metric, reference), *warnings(content, metric)):
         print(f"- {sentence}")
-    return write_report(folders, out, metric, reference, content)
+    return path

@@ -180,7 +180,7 @@ def extra_peak_bytes(step: Callable[[], object]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     level, peak = 0, 0
     memory = [event for event in events if event.get("name") == "[memory]" and event["args"].get("Device Type") == 0]
     for event in sorted(memory, key=lambda event: event["ts"]):

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...files import write_atomically
 from ...hooks import manager as plugins
 from ..results import FILE, Results, write_results
 from . import figures, findings
@@ -66,7 +67,7 @@ def write_report(
                 kept[title] = replace(picture, title=title)
     path = out / "report.html"
     classes = classes_section(rows(content, metric), out / "figures")
-    path.write_text(page(content, pictures, list(kept.values()), metric, reference, classes), encoding="utf-8")
+    write_atomically(path, page(content, pictures, list(kept.values()), metric, reference, classes))
     return path
 
 

@@ -105,7 +105,7 @@ def length_of(settings: Settings, built: SetUp) -> Length:
     if not path.exists():
         length = length_for(Budget.parse(settings.budget), built.job, built.engine, built.backbone)
         write_atomically(path, json.dumps(asdict(length)))
-    return Length(**json.loads(path.read_text()))
+    return Length(**json.loads(path.read_text(encoding="utf-8")))
 
 
 def measure_lengths(runs: Sequence[RunPlan], settings: Settings, data: Data, out: Path) -> None:

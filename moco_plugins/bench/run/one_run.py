@@ -61,10 +61,10 @@ def carry_out(run: RunPlan, settings: Settings, data: Data, out: Path, progress:
     except Exception as error:
         if is_full(error):  # it would meet every other run, too
             raise
-        (folder / "error.txt").write_text(traceback.format_exc())
+        (folder / "error.txt").write_text(traceback.format_exc(), encoding="utf-8")
         record.update(status="failed", error=f"{type(error).__name__}: {error}")
         if (folder / "curve.json").exists():
-            record["curve"] = json.loads((folder / "curve.json").read_text())["curve"]
+            record["curve"] = json.loads((folder / "curve.json").read_text(encoding="utf-8"))["curve"]
         progress.say(f"{run.label}, seed {run.seed}, failed: {record['error']} (see {folder / 'error.txt'})")
     finally:
         progress.end(record)

@@ -66,7 +66,7 @@ class Watch:
         labels = labels_of(data.train) if data.labelled else None
         self.bank, self.held = stratified_split(labels, len(data.train), VALIDATION, key(run.seed, "validation"))
         if self.path.exists():
-            saved = json.loads(self.path.read_text())
+            saved = json.loads(self.path.read_text(encoding="utf-8"))
             self.losses, self.curve, self.seconds = saved["losses"], saved["curve"], saved["seconds"]
             self.passes = tuple(saved["passes"])
         self._board = _tensorboard(folder / "tensorboard", len(self.losses)) if settings.tensorboard else None
