@@ -31,6 +31,7 @@ from .run.progress import Progress
 from .run.recipe import build_loader, build_seeded_backbone
 from .run.set_up import build_method, first_process
 from .run.tune import tuned
+from .run.weights import start_notes
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
 _VERSIONS = ("moco-plugins", "torch", "torchvision", "lightly", "pytorch-lightning", "mmengine", "timm", "scikit-learn")
@@ -76,7 +77,7 @@ def bench(
     if metric is not None and not data.labelled:
         raise SettingsError(f"--metric {metric}: {data.notes[0]} Leave out --metric")
     settings = complete(settings, data)
-    data = replace(data, notes=(*data.notes, *queue_notes(settings, len(data.pretrain))))
+    data = with_notes(data, settings)
     try_to_build(settings, data)
     results = Results(out, settings)
     if settings.tune:
@@ -94,6 +95,11 @@ def bench(
     for run in todo:
         one(run, results, settings, data, progress)
     return results
+
+
+def with_notes(data: Data, settings: Settings) -> Data:
+    """The data with what there is to say of the settings beside them: large queues, what is left out of first weights."""
+    return replace(data, notes=(*data.notes, *queue_notes(settings, len(data.pretrain)), *start_notes(settings.init)))
 
 
 def try_to_build(settings: Settings, data: Data) -> None:

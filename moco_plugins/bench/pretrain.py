@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +75,10 @@ def pretrain(settings: Any, out: Path, progress: Any, command: str = "") -> dict
         SettingsError and others before anything runs: settings, names or data that do not work.
     """
     from ..data.telling import telling
-    from .main import describe, one, try_to_build
+    from .main import describe, one, try_to_build, with_notes
     from .plan.complete import complete
     from .plan.learning import data_of, to_pretrain_on
-    from .plan.runs import plan, queue_notes
+    from .plan.runs import plan
     from .results import Results
     from .run.baselines import baselines
     from .run.dictionaries import register_dictionaries
@@ -91,7 +90,7 @@ def pretrain(settings: Any, out: Path, progress: Any, command: str = "") -> dict
     with telling(progress.say):
         data = to_pretrain_on(data_of(settings))
     settings = complete(settings, data)
-    data = replace(data, notes=(*data.notes, *queue_notes(settings, len(data.pretrain))))
+    data = with_notes(data, settings)
     try_to_build(settings, data)
     (run,) = plan(settings)
     results = Results(out, settings)

@@ -54,6 +54,12 @@ def start_from(backbone: nn.Module, path: str | Path, name: str) -> None:
     backbone.load_state_dict(state)
 
 
+def start_notes(path: str | None) -> list[str]:
+    """What of a file of first weights is left out: named, since a classifier that goes unsaid is missed later."""
+    left = read_weights(path).left if path is not None else ()
+    return [f"--init {path}: left out: {', '.join(left[:4])}{' ...' * (len(left) > 4)}"] if left else []
+
+
 def write_weights(state: Mapping[str, Tensor], about: Mapping[str, Any], folder: Path) -> Path:
     """Write ``weights.safetensors``, and beside it ``weights.json``, which says what they are and how they were made."""
     from safetensors.torch import save
@@ -94,6 +100,7 @@ def _in_the_library(name: str, channels: int) -> list[str]:
         stem = [f"model.conv1 = torch.nn.Conv2d({channels}, 64, 7, 2, 3, bias=False)"]
     return [
         "# or, without moco-plugins:",
+        "import torch, torchvision",
         f"model = torchvision.models.{base}()",
         *stem,
         "model.fc = torch.nn.Identity()",

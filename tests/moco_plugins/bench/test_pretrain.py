@@ -181,6 +181,33 @@ def test_weights_that_do_not_fit_are_said_with_what_they_are_of(
     assert re.search(expected, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("engine", ["lightning", "mmengine"])
+def test_a_full_disk_is_one_sentence_and_nothing_is_half_written(
+    tmp_path: Path, engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("no disk may be mounted here")
+    try:
+        assert run("digits", "--epochs", 1, "--batch-size", 512, "--engine", engine, "--out", disk / "out") == 2
+        said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("moco-plugins")]
+        assert len(said) == 1
+        assert "pretrain: the disk is full" in said[0]
+        assert "the same command continues" in said[0]
+        left = [file.name for file in (disk / "out").rglob("*") if file.suffix in (".pth", ".ckpt", ".partial", ".pt")]
+        assert left == []
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_classifier_in_the_first_weights_is_left_out_aloud(folder: Path, tmp_path: Path, capsys: Any) -> None:
+    torch.save(resnet18().state_dict(), tmp_path / "theirs.pth")
+    given = ("--backbone", "resnet18", "--epochs", 1, "--init", tmp_path / "theirs.pth")
+    assert run(folder, *given, "--out", tmp_path / "out") == 0
+    assert "left out: fc.weight, fc.bias" in capsys.readouterr().err
+
+
 def test_one_folder_is_one_pretraining(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common = ("digits", "--epochs", 1, "--batch-size", 512, "--out", tmp_path)
     assert run(*common) == 0
