@@ -62,4 +62,6 @@ class ImageArray(Dataset[tuple[Tensor, Any]]):
         """The images at ``indices``, as a set of the same kind."""
         rows = torch.as_tensor(indices, dtype=torch.long)
         labels = self.labels[rows] if self.labels is not None else None
-        return ImageArray(self.images[rows], labels, self.classes, self.name)
+        part = ImageArray(self.images[rows], labels, self.classes, self.name)
+        part.groups = None if self.groups is None else self.groups[rows]
+        return part

@@ -99,6 +99,7 @@ def grouped_split(labels: Tensor | None, groups: Tensor, held_out: float, seed: 
         ValueError: there is one group only.
     """
     kinds = labels if labels is not None and labels.ndim == 1 else torch.zeros(len(groups), dtype=torch.long)
+    groups = torch.unique(groups, return_inverse=True)[1]
     order = groups.argsort(stable=True)
     members = order.split(torch.bincount(groups).tolist())
     if len(members) < 2:

@@ -105,7 +105,9 @@ class ImageFiles(Dataset[tuple[Any, int]]):
         """The images at ``indices``, as a set of the same kind."""
         rows = torch.as_tensor(indices, dtype=torch.long)
         labels = self.labels[rows] if self.labels is not None else None
-        return self._like([self.paths[i] for i in rows.tolist()], labels)
+        part = self._like([self.paths[i] for i in rows.tolist()], labels)
+        part.groups = None if self.groups is None else self.groups[rows]
+        return part
 
     def _like(self, paths: Sequence[str], labels: Tensor | None) -> ImageFiles:
         return ImageFiles(paths, labels, self.classes, self.reading, self.image_size, self.name, self.statistics)

@@ -37,6 +37,14 @@ def stratified_split(labels: Tensor | None, count: int, held_out: float, seed: i
     return torch.cat(kept).sort().values, torch.cat(held).sort().values
 
 
+def cut(images: Any, labels: Tensor | None, held_out: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Split ``range(len(images))`` as :func:`stratified_split`; what is together in ``images.groups`` stays together."""
+    groups = getattr(images, "groups", None)
+    if groups is None or not copied(groups):
+        return stratified_split(labels, len(images), held_out, seed)
+    return grouped_split(labels, groups, held_out, seed)
+
+
 def train_test(whole: Any, seed: int = 0) -> tuple[Any, Any]:
     """Cut a set with ``labels`` and ``subset(indices)`` into (train, test), four fifths to one fifth of each class.
 
@@ -44,13 +52,9 @@ def train_test(whole: Any, seed: int = 0) -> tuple[Any, Any]:
     :class:`ImageArray` always do. The training set remembers the ``whole``, so that the harness can cut it anew for each
     seed, and takes its ``unlabeled`` images along.
     """
-    groups = getattr(whole, "groups", None)
-    if groups is None and isinstance(whole, ImageArray):
-        groups = whole.groups = copies(whole.images)
-    if groups is None or not copied(groups):
-        kept, held_out = stratified_split(whole.labels, len(whole), 0.2, seed)
-    else:
-        kept, held_out = grouped_split(whole.labels, groups, 0.2, seed)
+    if isinstance(whole, ImageArray) and whole.groups is None:
+        whole.groups = copies(whole.images)
+    kept, held_out = cut(whole, whole.labels, 0.2, seed)
     train, test = whole.subset(kept), whole.subset(held_out)
     train.whole = whole
     if getattr(whole, "unlabeled", None) is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...data.images import labels_of
 from ...data.seeding import key
-from ...data.splits import stratified_split
+from ...data.splits import cut
 from ...hooks import manager as plugins
 from ..plan.ablations import Variation
 from ..plan.budget import Budget
@@ -103,7 +103,7 @@ def held_out(data: Data) -> Data:
             f"--tune needs labels to judge trials by, and a set that can be cut; {data.name} has not got that"
         )
     labels = labels_of(data.train)
-    kept, held = stratified_split(labels, len(data.train), HELD_OUT, key(0, "tune"))
+    kept, held = cut(data.train, labels, HELD_OUT, key(0, "tune"))
     return replace(data, train=data.train.subset(kept), test=data.train.subset(held))
 
 

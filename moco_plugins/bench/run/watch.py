@@ -12,7 +12,7 @@ from typing import Any
 from ... import evaluation
 from ...data.images import labels_of
 from ...data.seeding import key
-from ...data.splits import stratified_split
+from ...data.splits import cut
 from ...files import write_atomically
 from ..plan.data import Data
 from ..plan.runs import RunPlan
@@ -64,7 +64,7 @@ class Watch:
         self.passes: tuple[int, ...] = (0, 0)  # images through the encoders in one step, forward and backward
         self.finish = Normalise(data.mean, data.std)
         labels = labels_of(data.train) if data.labelled else None
-        self.bank, self.held = stratified_split(labels, len(data.train), VALIDATION, key(run.seed, "validation"))
+        self.bank, self.held = cut(data.train, labels, VALIDATION, key(run.seed, "validation"))
         if self.path.exists():
             saved = json.loads(self.path.read_text(encoding="utf-8"))
             self.losses, self.curve, self.seconds = saved["losses"], saved["curve"], saved["seconds"]

@@ -25,7 +25,7 @@ from moco_plugins.data.image_files import ImageFiles
 from moco_plugins.data.image_folder import image_folder
 from moco_plugins.data.images import as_batch
 from moco_plugins.data.loader import make_loader
-from moco_plugins.data.splits import to_learn_from, train_test
+from moco_plugins.data.splits import cut, to_learn_from, train_test
 from moco_plugins.evaluation import extract_features
 
 
@@ -79,6 +79,16 @@ def test_arrays_are_cut_honestly_too() -> None:
         assert 0.1 < len(test) / 70 < 0.3
 
 
+def test_parts_of_a_cut_set_are_cut_honestly_too() -> None:
+    images = torch.arange(30, dtype=torch.uint8).repeat_interleave(3).view(-1, 1, 1, 1).expand(-1, 1, 2, 2)
+    train, _ = train_test(ImageArray(images.contiguous(), torch.arange(90) // 3 % 2))
+    for seed in range(5):
+        kept, held = cut(train, train.labels, 0.2, seed)
+        assert sorted([*kept.tolist(), *held.tolist()]) == list(range(len(train)))
+        assert not set(train.images[kept].flatten().tolist()) & set(train.images[held].flatten().tolist())
+        assert len(held) > 0
+
+
 def test_without_copies_the_cut_is_as_it_always_was() -> None:
     images = torch.arange(300, dtype=torch.uint8).view(-1, 1, 1, 1).expand(-1, 1, 2, 2)[:200].contiguous()
     labels = torch.arange(200) % 4
@@ -124,8 +134,8 @@ def test_groups_stay_on_one_side(given: str, tmp_path: Path) -> None:
     path = given if given.isdigit() else str(tmp_path / given)
     with pytest.warns(UserWarning, match="of 10 groups"):
         train, _test = image_folder(tmp_path / "data", groups=path)
-    for cut in range(3):
-        one, other = train_test(train.whole, cut)
+    for number in range(3):
+        one, other = train_test(train.whole, number)
         assert not {f.parent.name for f in one.files} & {f.parent.name for f in other.files}
         assert len(other) == 12  # two patients of ten, each under both classes
     assert train.labels is not None
