@@ -38,7 +38,7 @@ def linear_probe(
     strengths: Sequence[float] = PROBE_C,
     fraction: float = 1.0,
     seed: int = 0,
-    max_iter: int = 100,
+    max_iter: int = 300,
 ) -> tuple[float, float]:
     """Return (accuracy, C) of :func:`probe`, whose arguments it takes."""
     found = probe(
@@ -55,7 +55,7 @@ def probe(
     strengths: Sequence[float] = PROBE_C,
     fraction: float = 1.0,
     seed: int = 0,
-    max_iter: int = 100,
+    max_iter: int = 300,
 ) -> Probe:
     """Fit multinomial logistic regression on frozen features, and return what it says of the test images.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.linear_model import LogisticRegression as Reference
 
-from moco_plugins.evaluation import knn, linear_probe, probe
+from moco_plugins.evaluation import knn, linear_probe, logistic, probe
 from moco_plugins.evaluation.logistic import LogisticRegression
 
 
@@ -65,3 +67,43 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for ours, theirs in zip(knn.nearest(bank, queries, 30), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
     assert knn.knn_accuracy(bank, y[:400], queries, y[400:]) == accuracy
+
+
+def passes(x: torch.Tensor, y: torch.Tensor, strength: float, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often the solver looks at the data."""
+    count, solve = 0, logistic._lbfgs
+
+    def counting(objective: Any, *rest: Any) -> torch.Tensor:
+        def counted(point: torch.Tensor) -> tuple[float, torch.Tensor]:
+            nonlocal count
+            count += 1
+            return objective(point)
+
+        return solve(counted, *rest)
+
+    monkeypatch.setattr(logistic, "_lbfgs", counting)
+    LogisticRegression(x, y, int(y.max()) + 1).fit(strength)
+    return count
+
+
+def test_it_takes_few_passes_where_directions_differ_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(2000) % 10
+    centres = 0.1 * torch.randn(10, 300, generator=generator)
+    turn = torch.linalg.qr(torch.randn(300, 300, generator=generator)).Q
+    x = (centres[y] + torch.randn(2000, 300, generator=generator)) * torch.logspace(1, -2, 300) @ turn
+    x = (x - x.mean(0)) / x.std(0)
+    plain = Reference(C=100.0 / 2000, max_iter=3000, tol=2e-5).fit(x.numpy(), y.numpy())
+    assert 2 * passes(x, y, 100.0, monkeypatch) < int(plain.n_iter_[0])
+
+
+def test_the_leading_directions_of_large_features_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = some(400, 150, 4)
+    whole = LogisticRegression(x, y, 4).fit(10.0)
+    monkeypatch.setattr(logistic, "_EXACT", 50)
+    monkeypatch.setattr(logistic, "_LEADING", 20)
+    state = torch.get_rng_state()
+    assert logistic.basis(x).vectors.shape == (150, 20)
+    part = LogisticRegression(x, y, 4).fit(10.0)
+    torch.testing.assert_close(x @ part[0] + part[1], x @ whole[0] + whole[1], atol=2e-2, rtol=0)
+    assert torch.equal(state, torch.get_rng_state())  # nobody else's random numbers were drawn
