@@ -125,7 +125,11 @@ def _labels(train: Any, test: Any) -> tuple[bool, list[str]]:
     parts = [labels_of(part) for part in (train, test)]
     if any(int(labels.min()) < 0 for labels in parts):
         return False, ["The images have no labels: accuracy is left out."]
-    if parts[0].ndim == 1 and len(torch.unique(parts[0])) < 2:
+    if parts[0].ndim > 1:
+        return False, [
+            "Images have several labels: accuracy is left out; moco_plugins.evaluation has their mean precision."
+        ]
+    if len(torch.unique(parts[0])) < 2:
         return False, ["All training images are of one class: accuracy is left out."]
     return True, []
 

@@ -9,14 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from moco_plugins import hookimpl
 from moco_plugins.bench.plan.data import FolderOptions, load_data
 from moco_plugins.bench.plan.errors import SettingsError
 from moco_plugins.bench.run.by_class import by_class
 from moco_plugins.cli import main
 from moco_plugins.data import image_folder as folders
+from moco_plugins.data.arrays import ImageArray
+from moco_plugins.data.splits import train_test
 from moco_plugins.evaluation import Probe
+from moco_plugins.hooks import manager as plugins
 
 
 def fill(folder: Path, bright: bool, count: int, first: int = 0) -> None:
@@ -88,6 +93,24 @@ def test_what_a_reader_should_know_of_a_folder_is_in_the_notes(tmp_path: Path) -
     assert data.labelled
 
 
+def test_sets_whose_images_have_several_labels_are_learnt_from_without_accuracy() -> None:
+    class Several:
+        @staticmethod
+        @hookimpl
+        def moco_datasets() -> dict[str, Any]:
+            images = torch.randint(0, 256, (40, 1, 8, 8), dtype=torch.uint8)
+            labels = torch.randint(0, 2, (40, 3))
+            return {"several": lambda root: train_test(ImageArray(images, labels))}
+
+    plugins.register(Several, "several")
+    try:
+        data = load_data("several", None, None, 5)
+    finally:
+        plugins.unregister("several")
+    assert not data.labelled
+    assert "several labels" in data.notes[0]
+
+
 def test_options_of_folders_need_a_folder(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="--groups: data='digits' is not a folder"):
         load_data("digits", None, None, 5, FolderOptions(groups="1"))
@@ -128,8 +151,6 @@ def test_a_folder_without_images_is_one_sentence_and_status_2(
 
 
 def test_classes_without_training_images_are_left_out_of_the_table() -> None:
-    import torch
-
     logits = torch.tensor([[2.0, 1.0], [2.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
     found: dict[str, Any] = by_class(Probe(logits, torch.tensor([0, 1, 1, -1]), torch.tensor([4, 9]), 1.0), ["a"] * 5)
     assert [(row["class"], row["images"], row["recall"]) for row in found["by_class"]] == [("a", 1, 1.0), ("9", 2, 0.5)]
