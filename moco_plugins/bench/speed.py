@@ -28,6 +28,7 @@ from ..core.moco import MoCo
 from ..core.momentum import ema
 from ..hooks import manager as plugins
 from ..steps.pairing import pair_parameters
+from .plain_losses import LOSSES, loss_steps, masked_steps
 from .speed_views import view_contenders
 
 #: (N, K, D, dtype) of loss + enqueue; the first is the paper's.
@@ -189,6 +190,20 @@ def extra_peak_bytes(step: Callable[[], object]) -> int:
     return peak
 
 
+def losses_table(n: int, size: int, dim: int, turns: int) -> list[tuple[str, str, str]]:
+    """The other losses against their plain formulas, and what leaving out false negatives costs."""
+    shape, rows = f"N={n} K={size} D={dim}", []
+    masked = masked_steps(n, size, dim, TEMPERATURE)
+    cost = ratio(paired(masked, turns), "moco-plugins", "without a mask")
+    rows.append((f"false negatives left out {shape}", "ours / without a mask", f"{cost:.2f}"))
+    share = extra_peak_bytes(masked["moco-plugins"]) / (size * dim * 4)
+    rows.append((f"false negatives left out {shape}", "moco-plugins: extra memory / queue", f"{share:.2f}"))
+    for name in LOSSES:
+        seconds = paired(loss_steps(name, n, size, dim, TEMPERATURE), max(3, turns // 3))
+        rows.append((f"{name} {shape}", "plain formula", f"{ratio(seconds, 'plain formula', 'moco-plugins'):.2f}"))
+    return rows
+
+
 def table(turns: int, quick: bool, device: str) -> list[tuple[str, str, str]]:
     """Measure: rows of (what, against what, how many times ours)."""
     rows = []
@@ -202,6 +217,7 @@ def table(turns: int, quick: bool, device: str) -> list[tuple[str, str, str]]:
             for name, contender in contenders.items():
                 share = extra_peak_bytes(contender) / (size * dim * 4)
                 rows.append((what, f"{name}: extra memory / queue", f"{share:.2f}"))
+    rows += losses_table(*SHAPES[0][:3], turns) if device == "cpu" else []
     import torchvision
 
     contenders = ema_contenders(torchvision.models.resnet50().to(device))

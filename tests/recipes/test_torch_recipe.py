@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+import pytest
+
 RECIPE = Path(__file__).parents[2] / "recipes" / "torch" / "moco.py"
 
 
@@ -20,3 +22,15 @@ def test_learns(monkeypatch, capsys):
 
 def test_is_short():
     assert len(RECIPE.read_text().splitlines()) <= 40
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "least"), [("tabular", 5, 0.92), ("image_text", 4, 0.7), ("sequence", 6, 0.68)]
+)
+def test_recipes_for_other_inputs_learn(name: str, epochs: int, least: float, monkeypatch, capsys) -> None:
+    recipe = RECIPE.parent / f"{name}.py"
+    monkeypatch.setattr("sys.argv", [str(recipe), "--epochs", str(epochs)])
+    runpy.run_path(str(recipe), run_name="__main__")
+    first, last = capsys.readouterr().out.strip().splitlines()
+    untrained, trained = (float(re.findall(r"\d\.\d{3}", line)[-1]) for line in (first, last))
+    assert trained > max(untrained, least)
