@@ -1,6 +1,7 @@
 """Images and texts: 1797 digits and their spelled names, both ways with two queues. About 10 s.
 
-Afterwards a digit is recognised by the name that is nearest to it, with no classifier: 0.94 of the test images (untrained: 0.09).
+Afterwards a digit is recognised by the name that is nearest to it, with no classifier: 0.94 of the
+test images (untrained: 0.09).
 """
 
 import argparse
