@@ -7,8 +7,10 @@ from .geometry import alignment, effective_rank, uniformity
 from .knn import knn_accuracy, nearest
 from .metrics import balanced_accuracy, confusion, macro_auroc, mean_average_precision
 from .probe import PROBE_C, Probe, few_labels, linear_probe, probe
+from .robustness import CORRUPTIONS, expected_calibration_error
 
 __all__ = [
+    "CORRUPTIONS",
     "PROBE_C",
     "Probe",
     "alignment",
@@ -16,6 +18,7 @@ __all__ = [
     "confusion",
     "effective_rank",
     "evaluating",
+    "expected_calibration_error",
     "extract_features",
     "few_labels",
     "finetune",
