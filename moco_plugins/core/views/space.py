@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .view_draws import Crops
+from .draws import Crops
 
 _BYTE = 1 / 255
 

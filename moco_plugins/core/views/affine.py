@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..sizes import Size, sides
-from .view_images import to_float
+from ...sizes import Size, sides
+from .images import to_float
 
 
 class AffineViews:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .view_draws import BRIGHTNESS, CONTRAST, HUE, SATURATION
+from .draws import BRIGHTNESS, CONTRAST, HUE, SATURATION
 
 Factor = float | Tensor
 _TINY = 1e-20
@@ -94,7 +94,7 @@ def jitter(x: Tensor, order: Sequence[int], factors: Sequence[float] | Tensor) -
 
     Args:
         order: the operations, first to last.
-        factors: by operation, see :class:`moco_plugins.core.view_draws.Looks`: numbers, or (4, N, 1, 1).
+        factors: by operation, see :class:`moco_plugins.core.views.draws.Looks`: numbers, or (4, N, 1, 1).
     """
     for operation in order:
         if operation in _operations(x):

@@ -11,14 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sizes import Size, sides
-from .affine_views import AffineViews as AffineViews
-from .augment_colour import per_channel
-from .augment_space import resized_crop
-from .view_draws import draw_crop, draw_crops, draw_look, draw_looks
-from .view_images import pixels, readable, size_of_image, to_float
-from .view_recipes import Recipe, Transform, local_recipe, recipes
-from .view_render import joined, render, render_one
+from ...sizes import Size, sides
+from .colour import per_channel
+from .draws import draw_crop, draw_crops, draw_look, draw_looks
+from .images import pixels, readable, size_of_image, to_float
+from .recipes import Recipe, Transform, local_recipe, recipes
+from .render import joined, render, render_one
+from .space import resized_crop
 
 #: ImageNet's channel means and standard deviations, as in all of the authors' code.
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -46,7 +45,7 @@ class TwoViews:
         local_scale: their areas, as fractions; from 0.05 to ``min_scale``.
 
     Attributes:
-        recipes: what each view is drawn from, see :class:`moco_plugins.core.view_recipes.Recipe`; may be changed.
+        recipes: what each view is drawn from, see :class:`moco_plugins.core.views.recipes.Recipe`; may be changed.
 
     Raises:
         ValueError, TypeError: an unknown variant, a size below 1, or statistics that do not fit.

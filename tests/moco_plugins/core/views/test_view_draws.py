@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from torchvision.transforms import v2
 
-from moco_plugins.core.view_draws import NONE, draw_crop, draw_crops, draw_look, draw_looks
-from moco_plugins.core.view_recipes import Recipe, recipes
+from moco_plugins.core.views.draws import NONE, draw_crop, draw_crops, draw_look, draw_looks
+from moco_plugins.core.views.recipes import Recipe, recipes
 
 MANY = 4000
 IMPROBABLE = 1e-4

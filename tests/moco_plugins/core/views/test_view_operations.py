@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
-from moco_plugins.core import augment_colour as colour
-from moco_plugins.core.augment_space import as_planes, blur, crop_axes, gaussian, gaussians, resized_crop, resized_crops
-from moco_plugins.core.view_draws import NONE, Crops, Looks, draw_crops, draw_looks
-from moco_plugins.core.view_recipes import Recipe
-from moco_plugins.core.view_render import render, render_one
+from moco_plugins.core.views import colour
+from moco_plugins.core.views.draws import NONE, Crops, Looks, draw_crops, draw_looks
+from moco_plugins.core.views.recipes import Recipe
+from moco_plugins.core.views.render import render, render_one
+from moco_plugins.core.views.space import as_planes, blur, crop_axes, gaussian, gaussians, resized_crop, resized_crops
 
 CLOSE = 1e-5
 OPERATIONS = {

@@ -8,10 +8,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from . import augment_colour as colour
-from .augment_space import Axis, as_planes, blur, crop_axes, gaussian, gaussians, reach_of, resized_crops
-from .view_draws import Crops, Look, Looks
-from .view_recipes import Recipe
+from . import colour
+from .draws import Crops, Look, Looks
+from .recipes import Recipe
+from .space import Axis, as_planes, blur, crop_axes, gaussian, gaussians, reach_of, resized_crops
 
 #: Pixels of the views of one part on the CPU: with all that is made in between they stay in a core's cache.
 _PIXELS = 2**15

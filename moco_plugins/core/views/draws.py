@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .view_recipes import Recipe
+from .recipes import Recipe
 
 #: Operations of the colour jitter as ``Looks.order`` counts them; an image that is not jittered has four times none.
 BRIGHTNESS, CONTRAST, SATURATION, HUE, NONE = range(5)
