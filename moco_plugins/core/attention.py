@@ -50,8 +50,8 @@ def attend_apart(query: Tensor, keys: Tensor, query_ids: Tensor, key_ids: Tensor
     """
     if query.device.type == "cpu" and not torch.compiler.is_compiling():
         ordered = query_ids.sort().values
-        found = [_among(block, ordered) for block in key_ids.split(8 * MASK_ROWS)]
-        rows = torch.cat(found).nonzero()[:, 0]
+        place = torch.searchsorted(ordered, key_ids, out_int32=True).clamp_(max=len(ordered) - 1)
+        rows = (ordered[place] == key_ids).nonzero()[:, 0]
         if not len(rows):
             return attend(query, keys)
         if len(rows) < len(keys) // 2:
@@ -62,11 +62,6 @@ def attend_apart(query: Tensor, keys: Tensor, query_ids: Tensor, key_ids: Tensor
                 joined = join(joined, _attend_masked(query, keys[part], query_ids, key_ids[part]))
             return joined
     return _attend_masked(query, keys, query_ids, key_ids)
-
-
-def _among(numbers: Tensor, ordered: Tensor) -> Tensor:
-    place = torch.searchsorted(ordered, numbers).clamp_(max=len(ordered) - 1)
-    return ordered[place] == numbers
 
 
 def _floor(query: Tensor) -> float:

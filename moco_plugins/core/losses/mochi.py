@@ -14,7 +14,7 @@ from ..infonce import log1p_exp
 from ..logsumexp import Keys
 
 #: Logits of so many keys, and mixtures of so many numbers, are in memory at one time.
-BLOCK_ROWS, BLOCK_NUMBERS = 8192, 1 << 20
+BLOCK_ROWS, BLOCK_NUMBERS = 16384, 1 << 20
 
 
 @full_precision
