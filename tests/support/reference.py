@@ -61,6 +61,11 @@ class PlainMoCo:
         self.momentum, self.temperature = momentum, temperature
         self.symmetric, self.in_batch_negatives = symmetric, in_batch_negatives
 
+    def to(self, dtype: torch.dtype) -> None:
+        for module in (self.query_encoder, self.key_encoder, self.predictor):
+            module.to(dtype)
+        self.queue = self.queue.to(dtype)
+
     def parameters(self) -> list[nn.Parameter]:
         return [*self.query_encoder.parameters(), *self.predictor.parameters()]
 
