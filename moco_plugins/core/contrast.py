@@ -35,7 +35,7 @@ class ContrastiveLoss(Protocol):
         """Return the loss, 0-dim."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Contrast:
     """Queries (N, D), their positives (N, D), sets of negatives (K, D) with their ids, and T."""
 

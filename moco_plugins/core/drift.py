@@ -22,7 +22,7 @@ class Snapshot(NamedTuple):
     keys: Tensor
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class DriftProbe:
     """Keeps small batches of recent key images, to see how far keys of some age are from today's key encoder.
 

@@ -5,9 +5,24 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from importlib import metadata
 
 GROUP = "moco_plugins"
+
+
+def entry_points() -> Iterator[metadata.EntryPoint]:
+    """Every plugin that is installed, as ``importlib.metadata.entry_points(group=...)`` lists them, in less time.
+
+    That function parses the entry points of all distributions; most have none of ours, which a look at the text tells,
+    and this runs at every start of a training.
+    """
+    ours = {d.name: d for d in metadata.distributions() if GROUP in (d.read_text("entry_points.txt") or "")}
+    for name, distribution in ours.items():
+        first = next(
+            iter(metadata.Distribution.discover(name=name)), distribution
+        )  # of two of one name, Python imports it
+        yield from (found for found in first.entry_points if found.group == GROUP)
 
 
 def blocked() -> set[str]:
@@ -22,15 +37,15 @@ def activate_loaded_frameworks() -> None:
     is never loaded half-imported.
     """
     kept_out = blocked()
-    for entry_point in metadata.entry_points(group=GROUP):
+    for entry_point in entry_points():
         if entry_point.name in sys.modules and entry_point.name not in kept_out:
             activate(entry_point.name)
 
 
 def activate(framework: str) -> None:
     """Activate the adapters of one framework (a module name); a broken adapter gives a warning, not an error."""
-    for entry_point in metadata.entry_points(group=GROUP, name=framework):
-        if entry_point.name in blocked():
+    for entry_point in entry_points():
+        if entry_point.name != framework or framework in blocked():
             continue
         try:
             for offered in entry_point.load().moco_adapters():

@@ -18,7 +18,7 @@ import pluggy
 
 from ..sizes import Size
 from . import specs
-from .activation import GROUP, blocked
+from .activation import blocked, entry_points
 
 if TYPE_CHECKING:
     from torch import nn
@@ -54,7 +54,7 @@ def manager() -> pluggy.PluginManager:
     for name in blocked():
         pm.set_blocked(name)
     found: dict[str, metadata.EntryPoint] = {}
-    for entry_point in metadata.entry_points(group=GROUP):
+    for entry_point in entry_points():
         first = found.setdefault(entry_point.name, entry_point)
         if first is entry_point:
             _load(pm, entry_point)
@@ -119,7 +119,7 @@ def list_plugins() -> list[PluginInfo]:
     """List the loaded plugins with their distribution, version and hooks."""
     pm = manager()
     sources = {}
-    for entry_point in metadata.entry_points(group=GROUP):
+    for entry_point in entry_points():
         if entry_point.dist is not None:
             sources[entry_point.name] = (entry_point.dist.name, entry_point.dist.version)
     own = ("moco-plugins", metadata.version("moco-plugins"))

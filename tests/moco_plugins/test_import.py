@@ -21,6 +21,15 @@ def test_import_brings_in_no_framework_and_not_the_compiler():
     assert result.stdout.strip() == "[]", result.stderr
 
 
+def test_every_public_name_is_there_also_those_imported_when_asked_for():
+    result = run(
+        "import sys, moco_plugins; late = 'moco_plugins.core.cross'; print(late in sys.modules)\n"
+        "print(set(moco_plugins.__all__) <= set(dir(moco_plugins)), hasattr(moco_plugins, 'Missing'))\n"
+        "from moco_plugins import *; print(CrossMoCo.__module__, TwoViews.__name__, late in sys.modules)"
+    )
+    assert result.stdout.splitlines() == ["False", "True False", "moco_plugins.core.cross TwoViews True"], result.stderr
+
+
 def test_core_never_imports_a_framework_or_an_adapter():
     for path in CORE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

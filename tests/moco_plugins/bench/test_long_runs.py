@@ -39,6 +39,7 @@ from moco_plugins.bench.run.set_up import build_method, set_up
 from moco_plugins.data.arrays import ImageArray
 from moco_plugins.data.loader import make_loader
 from moco_plugins.hooks import manager as plugins
+from moco_plugins.hooks.method import asked_of
 
 Make = Callable[..., Settings]
 COMMAND = [
@@ -242,8 +243,8 @@ def test_ablations_can_be_built_and_give_a_loss(small: Make, name: str, labels: 
     for run in runs:
         loader = build_loader(settings, data, run.method, 0)
         method, _ = build_method(run, settings, data, loader)
-        views, _ = next(iter(loader))
-        assert torch.isfinite(method(views))
+        views, *known = next(iter(loader))
+        assert torch.isfinite(method(views, **asked_of(method, *known)))
 
 
 def test_mechanisms_run_and_are_reported(small: Make, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ HOOKS = sorted(name for name in vars(hookspecs) if name.startswith("moco_"))
 def install_module(folder: Path, name: str, source: str, entry_point: str | None = None) -> None:
     """Put a module and the metadata of an installed distribution into a folder, as pip does."""
     (folder / f"{name}.py").write_text(source)
-    info = folder / f"{name}-1.2.dist-info"
+    info = folder / f"dist_of_{name}-1.2.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: dist-of-{name}\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text(f"[moco_plugins]\n{entry_point or name} = {name}\n")
@@ -36,6 +36,26 @@ def run(folder: Path, code: str, **environment: str) -> subprocess.CompletedProc
         env={**os.environ, "PYTHONPATH": str(folder), **environment},
         timeout=120,
     )
+
+
+def test_entry_points_are_those_that_importlib_lists(tmp_path):
+    for folder in (tmp_path / "first", tmp_path / "second"):
+        folder.mkdir()
+        install_module(folder, "shadowed", "")
+    install_module(tmp_path / "second", "alone", "")
+    (tmp_path / "first" / "dist_of_shadowed-1.2.dist-info" / "entry_points.txt").write_text(
+        "[other]\nmoco_plugins = shadowed\n"
+    )
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path / 'first')!r}, {str(tmp_path / 'second')!r}]\n"
+        "from importlib import metadata\n"
+        "from moco_plugins.hooks.activation import GROUP, entry_points\n"
+        "print(list(entry_points()) == list(metadata.entry_points(group=GROUP)), [e.name for e in entry_points()])"
+    )
+    result = run(tmp_path, code)
+    assert result.stdout.startswith("True"), result.stdout + result.stderr
+    assert "alone" in result.stdout
+    assert "shadowed" not in result.stdout, "Python imports the first of two distributions of one name"
 
 
 def test_builtin_and_adapters_are_plugins_with_distribution_and_version():
