@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from moco_plugins.data.arrays import ImageArray
 from moco_plugins.data.images import resized
+from moco_plugins.data.small_images import in_memory
 from moco_plugins.data.splits import to_learn_from
 from moco_plugins.hooks import manager as plugins
 from moco_plugins.sizes import Size
@@ -81,7 +81,8 @@ class TwoViewDataBody(_Base):
     Args:
         data: a data set by name, see ``moco-plugins bench --data``.
         transform: image (PIL) -> two views: one of lightly's transforms, or :class:`moco_plugins.TwoViews`, whose views are
-            made of whole batches, on the device: of images in memory all of it, of others what comes after the crop.
+            made of whole batches, on the device: of arrays and folders of small images of one size all of it, of others what
+            comes after the crop.
         batch_size: images of a process in one batch.
         root: folder of downloaded data.
         image_size: side of the evaluation images, or (height, width); None: as they are.
@@ -115,8 +116,9 @@ class TwoViewDataBody(_Base):
         train, test = plugins.dataset_factory(self.data)(self.root)
         build = lightly("data").LightlyDataset.from_torch_dataset
         images = to_learn_from(train)
-        if self._in_halves and isinstance(images, ImageArray):
-            self.train = build(images)
+        array = in_memory(images) if self._in_halves else None
+        if array is not None:
+            self.train = build(array)
         else:
             self.train = build(Pictures(images), transform=self.transform.crop if self._in_halves else self.transform)
         self.bank, self.test = Pictures(train), Pictures(test)

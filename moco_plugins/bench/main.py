@@ -78,7 +78,8 @@ def bench(
         raise SettingsError(f"--metric {metric}: {data.notes[0]} Leave out --metric")
     settings = complete(settings, data)
     data = with_notes(data, settings)
-    try_to_build(settings, data)
+    with telling(progress.say):
+        try_to_build(settings, data)
     results = Results(out, settings)
     if settings.tune:
         settings, results.content["tuning"] = tuned(
@@ -130,7 +131,8 @@ def _prepare(results: Results, settings: Settings, data: Data, command: str, pro
 def one(run: RunPlan, results: Results, settings: Settings, data: Data, progress: Progress) -> None:
     """Carry out a run and keep its record."""
     data = data.of_seed(run.seed)
-    record = carry_out(run, run.settings(settings), data, results.folder, progress)
+    with telling(progress.say):
+        record = carry_out(run, run.settings(settings), data, results.folder, progress)
     if first_process():
         about = results.content.setdefault("data", {})
         about["damaged"] = sorted({*about.get("damaged", ()), *data.damaged})

@@ -91,7 +91,8 @@ def pretrain(settings: Any, out: Path, progress: Any, command: str = "") -> dict
         data = to_pretrain_on(data_of(settings))
     settings = complete(settings, data)
     data = with_notes(data, settings)
-    try_to_build(settings, data)
+    with telling(progress.say):
+        try_to_build(settings, data)
     (run,) = plan(settings)
     results = Results(out, settings)
     _must_agree(results, run, settings)

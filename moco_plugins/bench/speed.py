@@ -1,7 +1,8 @@
 """``moco-plugins speed``: what MoCo's own parts cost on this machine, beside the plain formula and other libraries.
 
 Contenders run in turn, again and again, and ratios are taken within a turn: so a machine that is slow for a moment is
-slow for all. The median ratio is reported.
+slow for all. The median ratio is reported, of fewer turns where they take long: three at least. Rows are printed as they
+are measured, in a minute or two in all.
 """
 
 from __future__ import annotations
@@ -42,14 +43,23 @@ SHAPES = [
     (256, 65536, 128, torch.bfloat16),
 ]
 TEMPERATURE = 0.2
+#: Seconds of one comparison, and the turns it has however long these take.
+PATIENCE, FEWEST = 4.0, 3
+Row = tuple[str, str, str]
 #: A step that takes (query, key); queries carry a gradient.
 Step = Callable[[Tensor, Tensor], object]
 
 
 def paired(contenders: Mapping[str, Callable[[], object]], turns: int) -> dict[str, list[float]]:
-    """Time the contenders in turn: name -> seconds of each turn, after a first that does not count."""
+    """Time the contenders in turn: name -> seconds of each turn, after a first that does not count.
+
+    After :data:`PATIENCE` seconds there are no more turns than :data:`FEWEST`.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    begun = time.perf_counter()
     for turn in range(turns + 1):
+        if turn > FEWEST and time.perf_counter() - begun > PATIENCE:
+            break
         for name, contender in contenders.items():
             start = time.perf_counter()
             contender()
@@ -190,50 +200,48 @@ def extra_peak_bytes(step: Callable[[], object]) -> int:
     return peak
 
 
-def losses_table(n: int, size: int, dim: int, turns: int) -> list[tuple[str, str, str]]:
+def loss_rows(n: int, size: int, dim: int, turns: int) -> Iterator[Row]:
     """The other losses against their plain formulas, and what leaving out false negatives costs."""
-    shape, rows = f"N={n} K={size} D={dim}", []
+    shape = f"N={n} K={size} D={dim}"
     masked = masked_steps(n, size, dim, TEMPERATURE)
     cost = ratio(paired(masked, turns), "moco-plugins", "without a mask")
-    rows.append((f"false negatives left out {shape}", "ours / without a mask", f"{cost:.2f}"))
+    yield f"false negatives left out {shape}", "ours / without a mask", f"{cost:.2f}"
     share = extra_peak_bytes(masked["moco-plugins"]) / (size * dim * 4)
-    rows.append((f"false negatives left out {shape}", "moco-plugins: extra memory / queue", f"{share:.2f}"))
+    yield f"false negatives left out {shape}", "moco-plugins: extra memory / queue", f"{share:.2f}"
     for name in LOSSES:
-        seconds = paired(loss_steps(name, n, size, dim, TEMPERATURE), max(3, turns // 3))
-        rows.append((f"{name} {shape}", "plain formula", f"{ratio(seconds, 'plain formula', 'moco-plugins'):.2f}"))
-    return rows
+        seconds = paired(loss_steps(name, n, size, dim, TEMPERATURE), max(FEWEST, turns // 3))
+        yield f"{name} {shape}", "plain formula", f"{ratio(seconds, 'plain formula', 'moco-plugins'):.2f}"
 
 
-def table(turns: int, quick: bool, device: str) -> list[tuple[str, str, str]]:
+def table(turns: int, quick: bool, device: str) -> Iterator[Row]:
     """Measure: rows of (what, against what, how many times ours)."""
-    rows = []
+    yield from view_rows(turns, quick, device)
     for n, size, dim, dtype in SHAPES[:1] if quick else SHAPES:
         contenders = loss_contenders(n, size, dim, dtype, device)
         seconds = paired(contenders, turns)
         what = f"loss + enqueue N={n} K={size} D={dim} {str(dtype).removeprefix('torch.')}"
         for name in list(contenders)[1:]:
-            rows.append((what, name, f"{ratio(seconds, name, 'moco-plugins'):.2f}"))
+            yield what, name, f"{ratio(seconds, name, 'moco-plugins'):.2f}"
         if device == "cpu" and size == 65536 and dtype == torch.float32:
             for name, contender in contenders.items():
                 share = extra_peak_bytes(contender) / (size * dim * 4)
-                rows.append((what, f"{name}: extra memory / queue", f"{share:.2f}"))
-    rows += losses_table(*SHAPES[0][:3], turns) if device == "cpu" else []
+                yield what, f"{name}: extra memory / queue", f"{share:.2f}"
+    if device == "cpu":
+        yield from loss_rows(*SHAPES[0][:3], turns)
     import torchvision
 
     contenders = ema_contenders(torchvision.models.resnet50().to(device))
     seconds = paired(contenders, turns)
     for name in list(contenders)[1:]:
-        rows.append(("momentum update of a ResNet-50", name, f"{ratio(seconds, name, 'moco-plugins'):.2f}"))
-    rows += view_rows(turns, quick, device)
+        yield "momentum update of a ResNet-50", name, f"{ratio(seconds, name, 'moco-plugins'):.2f}"
     if device == "cpu":
         added = step_overhead(n=8 if quick else 32, turns=3 if quick else 7)
-        rows.append(("what MoCo adds to a ResNet-18 step", "bare encoders", f"{100 * added:+.1f} %"))
-    return rows
+        yield "what MoCo adds to a ResNet-18 step", "bare encoders", f"{100 * added:+.1f} %"
 
 
-def view_rows(turns: int, quick: bool, device: str) -> list[tuple[str, str, str]]:
+def view_rows(turns: int, quick: bool, device: str) -> list[Row]:
     """Two views of a batch, on one core and where there is one on the device, beside those of other libraries."""
-    rows, threads = [], torch.get_num_threads()
+    rows, threads = list[Row](), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for size, source, count in ((32, (32, 32), 256), (224, (400, 500), 16)):
@@ -255,5 +263,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     print(f"torch {torch.__version__}, {arguments.device}, {torch.get_num_threads()} threads; time of others / ours\n")
     for what, name, value in table(arguments.turns, arguments.quick, arguments.device):
-        print(f"{what:56} {name:38} {value:>8}")
+        print(f"{what:56} {name:38} {value:>8}", flush=True)
     return 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..sizes import Size, sides
-from .arrays import ImageArray
+from .small_images import kept
 
 
 def as_float(image: Any) -> Tensor:
@@ -42,11 +42,12 @@ def as_batch(images: Any, indices: Sequence[int], image_size: Size | None = None
 
     With ``image_size``, a side or (height, width), an image is scaled until it covers that, and the middle is cut out.
     """
-    if isinstance(images, ImageArray):
-        rows = torch.as_tensor(list(indices), dtype=torch.long)
-        batch = images.images[rows].float() / 255
-        return (resized(batch, image_size) if image_size else batch), images.labels_of(rows)
     size = image_size or getattr(images, "image_size", None)
+    array = kept(images)
+    if array is not None:
+        rows = torch.as_tensor(list(indices), dtype=torch.long)
+        batch = array.images[rows].float() / 255
+        return (resized(batch, size) if size else batch), array.labels_of(rows)
     items = [images[index] for index in indices]
     batch = torch.stack([resized(as_float(image), size) if size else as_float(image) for image, _ in items])
     return batch, _labels([label for _, label in items])

@@ -19,6 +19,7 @@ from ..steps import distributed
 from .arrays import ImageArray
 from .images import as_batch, as_float
 from .seeding import key, random_state
+from .small_images import in_memory, kind_of, stacked
 
 _Numbered = tuple[tuple[Tensor, ...], Tensor, Tensor]
 
@@ -76,8 +77,9 @@ class EpochBatches(Sampler[list[int]]):
 class ViewPairs(Dataset[_Numbered]):
     """A data set whose batches are ``((view, view), labels, image numbers)``.
 
-    Views with ``crop`` and ``finish``, such as :class:`moco_plugins.TwoViews`, are made of a whole batch at once where the
-    images are in memory; else each image is cut out by itself, and the rest is done to the batch.
+    Views with ``crop`` and ``finish``, such as :class:`moco_plugins.TwoViews`, are made of a whole batch at once where its
+    images are an array, or small and of one size; else each image is cut out by itself, and the rest is done to the batch.
+    Folders of such small images are read once and kept, where they are not too large for that: the views are the same.
 
     Args:
         images: a map-style set of (image, label), or an :class:`moco_plugins.datasets.ImageArray`.
@@ -91,6 +93,7 @@ class ViewPairs(Dataset[_Numbered]):
 
     def __init__(self, images: Any, views: Callable[[Any], Any], finish: Callable[[Tensor], Tensor], seed: int) -> None:
         self.images, self.views, self.finish, self.seed = images, views, finish, seed
+        self.array = in_memory(images) if takes_batches(views) else None
 
     def __len__(self) -> int:
         return len(self.images)
@@ -106,19 +109,26 @@ class ViewPairs(Dataset[_Numbered]):
 
     def load(self, place: Place) -> tuple[tuple[Tensor, ...], Tensor]:
         """What must be done image by image: a batch of images, or one for each view, and the labels."""
-        if isinstance(self.images, ImageArray) and self._in_halves:
+        if self.array is not None and self._in_halves:
             rows = torch.as_tensor(list(place), dtype=torch.long)
-            return (self.images.images[rows],), self.images.labels_of(rows)
-        if getattr(self.views, "batched", False) and not self._in_halves:
+            return (self.array.images[rows],), self.array.labels_of(rows)
+        if takes_batches(self.views) and not self._in_halves:
             images, labels = as_batch(self.images, place)
             return (images,), labels
-        make = getattr(self.views, "crop", self.views) if self._in_halves else self.views
-        made, numbers = [], []
+        make = self.views.crop if self._in_halves else self.views  # type: ignore[attr-defined]
+        made, numbers, alike = list[Any](), list[Tensor](), list[Any]()
         with self._draws("views", place):
             for index in place:
                 image, label = self.images[index]
-                made.append(make(image))
                 numbers.append(torch.as_tensor(label))
+                kind = kind_of(image) if self._in_halves and not made else None
+                if kind is not None and (not alike or kind == kind_of(alike[0])):
+                    alike.append(image)
+                else:
+                    made += [make(one) for one in [*alike, image]]
+                    alike = []
+        if alike:
+            return (stacked(alike),), torch.stack(numbers)
         return tuple(torch.stack(list(half)) for half in zip(*made, strict=True)), torch.stack(numbers)
 
     def complete(self, loaded: tuple[Tensor, ...], place: Place) -> tuple[Tensor, ...]:
@@ -134,7 +144,7 @@ class ViewPairs(Dataset[_Numbered]):
 
     @property
     def _in_halves(self) -> bool:
-        return hasattr(self.views, "crop") and hasattr(self.views, "finish")
+        return _has_halves(self.views)
 
     def _draws(self, what: str, place: Place) -> AbstractContextManager[None]:
         return random_state(key(self.seed, what, place.epoch, place.number, place.rank))
@@ -184,14 +194,24 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def fitting_workers(images: Any, processes: int = 1) -> int:
-    """How many processes should load: none where all images are in memory, else one a core, at most eight a process.
+def _has_halves(views: Any) -> bool:
+    return hasattr(views, "crop") and hasattr(views, "finish")
+
+
+def takes_batches(views: Any) -> bool:
+    """Whether views are made of a whole batch at once."""
+    return bool(getattr(views, "batched", False)) or _has_halves(views)
+
+
+def fitting_workers(images: Any, views: Callable[[Any], Any], processes: int = 1) -> int:
+    """How many processes should load: none where batches come from memory, else one a core, at most eight a process.
 
     Args:
         images: the data set.
+        views: what is made of it.
         processes: that train on this machine and share its cores.
     """
-    if isinstance(images, ImageArray):
+    if isinstance(images, ImageArray) or (takes_batches(views) and in_memory(images) is not None):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(8, cores // processes))

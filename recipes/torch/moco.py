@@ -4,23 +4,25 @@ import argparse
 
 import torch
 
-from moco_plugins import MoCo, datasets
+from moco_plugins import MoCo, TwoViews, datasets
 from moco_plugins.backbones import build_backbone
 from moco_plugins.evaluation import extract_features, knn_accuracy
 from moco_plugins.views import AffineViews
 
 parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--data", default="mnist5k", help="cifar10, say: in colour, with the views of the paper")
+parser.add_argument("--data-root", help="where it is")
 parser.add_argument("--epochs", type=int, default=10)
-epochs = parser.parse_args().epochs
+args = parser.parse_args()
 
 torch.manual_seed(0)
-train, test = datasets.DATASETS["mnist5k"](None)
-backbone, feature_dim = build_backbone("convnet", channels=1, image_size=28)
+train, test = datasets.DATASETS[args.data](args.data_root)
+backbone, feature_dim = build_backbone("convnet", train.channels, train.image_size)
 moco = MoCo(backbone, feature_dim, queue_size=1024, projection_dim=64, momentum=0.99, temperature=0.1)
 optimizer = torch.optim.AdamW(moco.parameters(), lr=2e-3, weight_decay=0.05)
 loader = torch.utils.data.DataLoader(train, batch_size=128, shuffle=True)
-schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=epochs * len(loader))
-views = AffineViews()
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=args.epochs * len(loader))
+views = TwoViews("v2", train.image_size, mean=(), std=()) if train.channels == 3 else AffineViews()  # of whole batches
 
 
 def knn():
@@ -28,7 +30,7 @@ def knn():
 
 
 print(f"untrained: kNN accuracy {knn():.3f}")
-for epoch in range(epochs):
+for epoch in range(args.epochs):
     for images, _ in loader:
         loss = moco(views(images))  # the key encoder and the queue follow the optimiser by themselves
         optimizer.zero_grad()

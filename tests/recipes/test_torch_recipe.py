@@ -7,6 +7,10 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
+
+from moco_plugins import datasets
+from moco_plugins.data.arrays import ImageArray
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "torch" / "moco.py"
 
@@ -18,6 +22,15 @@ def test_learns(monkeypatch, capsys):
     assert len(epochs) == 4
     assert untrained < 0.91
     assert epochs[-1] > 0.92
+
+
+def test_runs_on_colour_images(monkeypatch, capsys):
+    images = torch.randint(0, 256, (192, 3, 16, 16), dtype=torch.uint8)
+    parts = [ImageArray(images, torch.arange(192) % 2), ImageArray(images[:50], torch.arange(50) % 2)]
+    monkeypatch.setitem(datasets.DATASETS, "cifar10", lambda root: parts)
+    monkeypatch.setattr("sys.argv", [str(RECIPE), "--data", "cifar10", "--epochs", "1"])
+    runpy.run_path(str(RECIPE), run_name="__main__")
+    assert len(re.findall(r"kNN accuracy (\d\.\d+)", capsys.readouterr().out)) == 2
 
 
 def test_is_short():

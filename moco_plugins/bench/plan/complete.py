@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import torch
 
-from ...data.loader import fitting_workers
 from ...hooks import manager as plugins
 from .ablations import ABLATIONS
 from .budget import Budget
@@ -67,7 +66,6 @@ def complete(settings: Settings, data: Data) -> Settings:
         views=views,
         view_options=settings.view_options or (dict(preset.view_options) if views == preset.views else {}),
         image_size=data.image_size,
-        workers=settings.workers if settings.workers is not None else fitting_workers(data.pretrain, settings.devices),
     )
     _check(settings, data)
     check_options(settings)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...backbones import build_backbone
-from ...data.loader import StepLoader, make_loader
+from ...data.loader import StepLoader, fitting_workers, make_loader
 from ...data.seeding import key, random_state
 from ...hooks import manager as plugins
 from ..plan.data import Data
@@ -60,4 +60,7 @@ def build_seeded_backbone(settings: Settings, data: Data, seed: int) -> tuple[nn
 def build_loader(settings: Settings, data: Data, method: str, seed: int) -> StepLoader:
     """The training loader of a run."""
     views, finish = build_views(settings, method), Normalise(data.mean, data.std)
-    return make_loader(data.pretrain, views, finish, settings.batch_size or 1, key(seed, "data"), settings.workers or 0)
+    workers = settings.workers
+    if workers is None:
+        workers = fitting_workers(data.pretrain, views, settings.devices)
+    return make_loader(data.pretrain, views, finish, settings.batch_size or 1, key(seed, "data"), workers)

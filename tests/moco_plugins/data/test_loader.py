@@ -118,10 +118,11 @@ def test_views_are_finished_on_the_device(data: Any) -> None:
 
 
 def test_workers_fit_the_machine_and_images_in_memory_need_none() -> None:
-    assert fitting_workers(images()) == 0
+    views = TwoViews("v2", 12)
+    assert fitting_workers(images(), views) == 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    assert fitting_workers(Photographs()) == min(8, cores)
-    assert fitting_workers(Photographs(), processes=10 * cores) == 1
+    assert fitting_workers(Photographs(), views) == min(8, cores)
+    assert fitting_workers(Photographs(), views, processes=10 * cores) == 1
 
 
 def test_each_step_has_its_own_draws_whatever_was_drawn_before() -> None:
