@@ -8,7 +8,9 @@ from pathlib import Path
 import moco_plugins
 
 CORE = Path(moco_plugins.__file__).parent
-FRAMEWORKS = {"lightly", "mmengine", "mmcv", "pytorch_lightning", "lightning", "moco_lightly", "moco_mmengine"}
+ADAPTERS = {"moco_huggingface", "moco_lightly", "moco_mmengine"}
+HUGGING_FACE = {"transformers", "accelerate", "datasets", "huggingface_hub"}
+FRAMEWORKS = {"lightly", "mmengine", "mmcv", "pytorch_lightning", "lightning", *HUGGING_FACE, *ADAPTERS}
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
@@ -42,10 +44,8 @@ def test_core_never_imports_a_framework_or_an_adapter():
 
 
 def test_adapters_are_light_until_used():
-    code = "import sys, moco_lightly, moco_mmengine, moco_lightly.plugin, moco_mmengine.plugin;"
-    result = run(
-        code + "print([m for m in ('lightly', 'mmengine', 'pytorch_lightning', 'lightning') if m in sys.modules])"
-    )
+    code = "import sys, " + ", ".join(f"{adapter}, {adapter}.plugin" for adapter in sorted(ADAPTERS))
+    result = run(code + f"; print([m for m in {sorted(FRAMEWORKS - ADAPTERS)} if m in sys.modules])")
     assert result.stdout.strip() == "[]", result.stderr
 
 
@@ -68,7 +68,7 @@ sys.meta_path = [Hide(finder) for finder in sys.meta_path]
 def test_core_trains_with_only_torch_torchvision_and_pluggy():
     blocked = sorted(
         {
-            *FRAMEWORKS - {"moco_lightly", "moco_mmengine"},
+            *FRAMEWORKS - ADAPTERS,
             "sklearn",
             "scipy",
             "mlxtend",

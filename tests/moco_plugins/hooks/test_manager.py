@@ -237,7 +237,9 @@ def test_with_the_oldest_pluggy_that_is_supported(tmp_path):
         "print(sorted(plugins.adapters()), 'mnist5k' in plugins.datasets(), plugins.report_sections({}))"
     )
     result = run(tmp_path, code)
-    assert result.stdout.splitlines() == ["1.6.0 mine extra", "['lightning', 'mmengine'] True []"], result.stderr
+    assert result.stdout.splitlines() == ["1.6.0 mine extra", "['accelerate', 'lightning', 'mmengine'] True []"], (
+        result.stderr
+    )
 
 
 def test_a_hook_that_raises_is_reported_with_the_plugins_name():
