@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from moco_plugins import hookimpl
-from moco_plugins.hooks.engine import Adapter
+from moco_plugins.hooks.engine import Adapter, TrainingJob, TrainingOutcome
 
-from .frameworks import INSTALL
+from .frameworks import INSTALL, huggingface
 
 
 def _activate() -> None:
     """Nothing to register: what registers our model with ``AutoModel`` is importing it."""
 
 
+def _train(job: TrainingJob) -> TrainingOutcome:
+    huggingface("accelerate")
+    from .engine import run_job
+
+    return run_job(job)
+
+
 @hookimpl
 def moco_adapters() -> Sequence[Adapter]:
     """Accelerate."""
-    return [Adapter(name="accelerate", framework="transformers", install=INSTALL, activate=_activate)]
+    return [
+        Adapter(
+            name="accelerate",
+            framework="transformers",
+            install=INSTALL,
+            activate=_activate,
+            distributions=("transformers", "accelerate"),
+            engine=_train,
+        )
+    ]

@@ -73,6 +73,7 @@ def moco_adapters() -> Sequence[Adapter]:
             framework="lightly",
             install=install,
             activate=_activate,
+            distributions=("lightly", "pytorch-lightning", "lightning"),
             engine=_train,
             baselines=BASELINES,
         )

@@ -16,12 +16,13 @@ from mmengine.optim import AmpOptimWrapper, OptimWrapper
 from mmengine.runner import Runner
 from torch import nn
 
+from moco_plugins.data.seeding import restore_random_state, saved_random_state
 from moco_plugins.files import replacing, write_atomically
 from moco_plugins.hooks.engine import TrainingJob, TrainingOutcome, begins_anywhere
 from moco_plugins.hooks.method import asked_of
 from moco_plugins.steps import distributed
+from moco_plugins.steps.processes import join_processes
 
-from .launch import join_processes
 from .models import MethodModel
 from .precision import AutocastOptimWrapper
 
@@ -33,8 +34,8 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
     """Train ``job.method`` in place, epoch by epoch, with a checkpoint after each, and within where that is asked for."""
     options = dict(job.options)
     device = _device(job.device)
-    launcher = join_processes(job.devices, job.num_nodes, device)
-    if launcher != "none":
+    several = join_processes(job.devices, job.num_nodes, device)
+    if several:
         if not hasattr(getattr(job.loader, "batch_sampler", None), "set_epoch"):
             raise ValueError("loader gives every process all images; its batch_sampler must share them out (set_epoch)")
         device = torch.device(device.type, int(os.environ["LOCAL_RANK"])) if device.type == "cuda" else device
@@ -57,7 +58,7 @@ def run_job(job: TrainingJob) -> TrainingOutcome:
                 "checkpoint": None,  # the hook of the job saves, in one step and within epochs, too
             },
             "custom_hooks": [hook],
-            "launcher": launcher,
+            "launcher": "pytorch" if several else "none",
             "resume": job.resume and (job.folder / NEWEST).exists(),
             "randomness": {"seed": job.seed},
             # Runners find their logger and message hub by this name.
@@ -139,6 +140,7 @@ class _JobHook(Hook):
         self.job, self.steps, self.steps_now, self.reported = job, 0, 0, 0
         self.losses: list[float] = []
         self.batch, self.saved = 0, time.monotonic()  # batches of this epoch that have been trained on
+        self.random_state: dict[str, Any] | None = None
         self.device = next(job.method.parameters()).device
         iterations = job.epochs * len(job.loader)  # type: ignore[arg-type]
         total = -(-iterations // counts)
@@ -156,6 +158,9 @@ class _JobHook(Hook):
 
     def before_train_epoch(self, runner: Any) -> None:
         """Choose the epoch's shuffle, and where it begins."""
+        if self.random_state is not None:
+            restore_random_state(self.random_state)
+            self.random_state = None
         loader = runner.train_dataloader
         if hasattr(loader, "device"):  # makes the views there
             loader.device = self.device
@@ -192,22 +197,27 @@ class _JobHook(Hook):
             with replacing(path) as partial:
                 runner.save_checkpoint(str(self.job.folder), partial.name, by_epoch=whole)
             write_atomically(self.job.folder / NEWEST, str(path))
+        else:
+            self.job.method.state_dict()  # takes part, where a queue that is shared out is put together
         self.saved = time.monotonic()
 
     def after_train_epoch(self, runner: Any) -> None:
         """Report the epoch, and save."""
-        self.batch = 0
+        self.batch, before = 0, saved_random_state()
         distributed.on_first_rank(lambda: self.job.on_epoch(runner.epoch + 1), self.device)
+        restore_random_state(before)  # looking at the method must not change its training
         self._save(runner, whole=True)
 
     def before_save_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Add the schedule and the counter."""
         schedule = self.scheduler.state_dict() if self.scheduler is not None else None
-        checkpoint["job"] = {"steps": self.steps, "schedule": schedule, "batch": self.batch}
+        counters = {"steps": self.steps, "batch": self.batch}
+        checkpoint["job"] = {**counters, "schedule": schedule, "random_state": saved_random_state()}
 
     def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
         """Take them back."""
         self.steps = self.reported = checkpoint["job"]["steps"]
         self.batch = checkpoint["job"]["batch"]
+        self.random_state = checkpoint["job"].get("random_state")
         if self.scheduler is not None:
             self.scheduler.load_state_dict(checkpoint["job"]["schedule"])

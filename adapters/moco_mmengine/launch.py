@@ -1,11 +1,8 @@
-"""Several processes: groups without CUDA, which MMEngine 0.10 cannot make, and processes for a job."""
+"""Several processes: groups without CUDA, which MMEngine 0.10 cannot make."""
 
 from __future__ import annotations
 
 import os
-import socket
-import subprocess
-import sys
 from typing import Any
 
 import torch
@@ -52,41 +49,3 @@ def prepare_distributed(launcher: str, cfg: Any) -> None:
     wrapper.setdefault("find_unused_parameters", bool(cfg.get("find_unused_parameters", False)))
     wrapper["device_ids"] = None
     cfg.model_wrapper_cfg = wrapper
-
-
-def join_processes(devices: int, nodes: int, device: torch.device) -> str:
-    """Make sure that ``devices`` x ``nodes`` processes take part in this program; return MMEngine's name of the launcher.
-
-    Under torchrun they are there. Otherwise this process becomes the first one and starts the same command once more for
-    each further device of this machine.
-
-    Raises:
-        ValueError: torchrun started another number of processes, or several nodes are asked for without it.
-    """
-    world = devices * nodes
-    if world == 1:
-        return "none"
-    if "RANK" not in os.environ:
-        if nodes > 1:
-            raise ValueError(f"num_nodes={nodes}: start the program on each node, with torchrun --nnodes={nodes}")
-        _start_others(devices)
-    if int(os.environ["WORLD_SIZE"]) != world:
-        raise ValueError(
-            f"devices={devices}, num_nodes={nodes}: torchrun has started {os.environ['WORLD_SIZE']} processes; "
-            f"use --nproc_per_node={devices} --nnodes={nodes}"
-        )
-    if device.type == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    if not dist.is_initialized():
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return "pytorch"
-
-
-def _start_others(devices: int) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(devices), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    for rank in range(1, devices):
-        environment = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        subprocess.Popen([sys.executable, *sys.orig_argv[1:]], env=environment)

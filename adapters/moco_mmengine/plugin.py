@@ -56,6 +56,7 @@ def moco_adapters() -> Sequence[Adapter]:
             framework="mmengine",
             install=_INSTALL,
             activate=activate,
+            distributions=("mmengine",),
             engine=train_job,
             train_config=train_config,
             baselines=BASELINES,

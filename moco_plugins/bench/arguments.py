@@ -143,7 +143,9 @@ def add_recipe(p: argparse.ArgumentParser, methods: str) -> None:
 def add_how(p: argparse.ArgumentParser, out: str) -> Any:
     """How trainings run; returns the group."""
     how = p.add_argument_group("how it runs")
-    how.add_argument("--engine", default="lightning", metavar="NAME", help="lightning, mmengine or one of a plugin")
+    how.add_argument(
+        "--engine", default="lightning", metavar="NAME", help="an adapter of `moco-plugins plugins`; default: lightning"
+    )
     how.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     how.add_argument("--devices", type=int, default=1, metavar="N", help="processes, one device each")
     how.add_argument("--nodes", dest="num_nodes", type=int, default=1, metavar="N")

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ..data.telling import telling
+from ..hooks import manager as plugins
 from .plan.ablations import ABLATIONS
 from .plan.complete import complete
 from .plan.data import Data
@@ -34,7 +35,7 @@ from .run.tune import tuned
 from .run.weights import start_notes
 
 _NEEDED = ("sklearn", "scipy", "matplotlib", "tqdm")
-_VERSIONS = ("moco-plugins", "torch", "torchvision", "lightly", "pytorch-lightning", "mmengine", "timm", "scikit-learn")
+_VERSIONS = ("moco-plugins", "torch", "torchvision", "timm", "scikit-learn")
 
 
 def need_bench_extra(*more: str) -> None:
@@ -199,7 +200,8 @@ def about_the_machine() -> dict[str, Any]:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for name in _VERSIONS:
+    frameworks = [name for _, adapter in plugins.adapters().values() for name in adapter.distributions]
+    for name in (*_VERSIONS, *frameworks):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

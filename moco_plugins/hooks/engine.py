@@ -83,6 +83,8 @@ class Adapter:
     #: The command that brings the framework, such as ``pip install "moco-plugins[lightly]"``.
     install: str
     activate: Callable[[], None]
+    #: Distributions whose versions a report names.
+    distributions: Sequence[str] = ()
     engine: Callable[[TrainingJob], TrainingOutcome] | None = None
     train_config: Callable[[Sequence[str]], int] | None = None
     #: What the framework itself does, for ``moco-plugins speed``: "queue_loss", a function of (size, dim, temperature,

@@ -48,15 +48,18 @@ def differences(table: Sequence[Row], metric: str, reference: str | None) -> lis
 
 
 def engines_agree(results: Mapping[str, Any]) -> list[str]:
-    """A sentence for each label that two engines have trained from the same seeds; seeds of which it is the same share it."""
+    """A sentence for each label that engines have trained from the same seeds; seeds of which it is the same share it."""
     runs: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
     for record in results["runs"]:
         if record.get("status") == "finished":
             runs.setdefault((record["label"], record["seed"]), []).append(record)
     said: dict[tuple[str, str], list[int]] = {}
-    for (label, seed), records in runs.items():
-        for other in records[1:]:
-            said.setdefault((label, _agreement(records[0], other)), []).append(seed)
+    for (label, seed), (first, *others) in runs.items():
+        alike = [other for other in others if _alike(first, other)]
+        apart = [other for other in others if other not in alike]
+        texts = [_agreement(first, *alike)] if alike else []
+        for text in (*texts, *(_disagreement(first, other) for other in apart)):
+            said.setdefault((label, text), []).append(seed)
     return [f"{label}, {seeds_of(seeds)}: {text}" for (label, text), seeds in said.items()]
 
 
@@ -78,23 +81,44 @@ def named(some: Sequence[Row], table: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(f"{row.label} ({row.engine})" if apart[row.label] else row.label for row in some))
 
 
-def _agreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
+def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[float]:
+    """How much the losses of two runs differ, step by step."""
+    return [abs(a[1] - b[1]) for a, b in zip(first["losses"], second["losses"], strict=True)]
+
+
+def _alike(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    if len(first["losses"]) != len(second["losses"]) or first.get("knn_top1") != second.get("knn_top1"):
+        return False
+    return max(_apart(first, second), default=0.0) <= SAME_LOSS
+
+
+def _agreement(first: Mapping[str, Any], *alike: Mapping[str, Any]) -> str:
+    engines = join([record["engine"] for record in (first, *alike)])
+    worst = max((difference for other in alike for difference in _apart(first, other)), default=0.0)
+    return f"{engines} give {_how(first, worst)} and the same kNN accuracy."
+
+
+def _disagreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     engines = f"{first['engine']} and {second['engine']}"
     if len(first["losses"]) != len(second["losses"]):
         return f"{engines} made different numbers of steps."
-    worst = max(abs(a[1] - b[1]) for a, b in zip(first["losses"], second["losses"], strict=True))
-    steps = int(first["losses"][-1][0]) if first["losses"] else 0
+    apart = _apart(first, second)
+    worst = max(apart, default=0.0)
     if worst > SAME_LOSS:
-        at = next(
-            int(a[0]) for a, b in zip(first["losses"], second["losses"], strict=True) if abs(a[1] - b[1]) > SAME_LOSS
-        )
-        return f"{engines} part at step {at} of {steps}; the losses differ by up to {worst:.1e}."
-    knn = "the same kNN accuracy"
-    if first.get("knn_top1") != second.get("knn_top1"):
-        knn = f"kNN accuracies {first.get('knn_top1')} and {second.get('knn_top1')}"
-    how = "exactly the same loss" if worst == 0 else "the same loss"
-    apart = "" if worst == 0 else f" (largest difference {worst:.0e})"
-    return f"{engines} give {how} at each of {steps} steps{apart} and {knn}."
+        at = next(int(loss[0]) for loss, by in zip(first["losses"], apart, strict=True) if by > SAME_LOSS)
+        return f"{engines} part at step {at} of {_steps(first)}; the losses differ by up to {worst:.1e}."
+    knn = f"kNN accuracies {first.get('knn_top1')} and {second.get('knn_top1')}"
+    return f"{engines} give {_how(first, worst)} and {knn}."
+
+
+def _how(run: Mapping[str, Any], worst: float) -> str:
+    if worst == 0:
+        return f"exactly the same loss at each of {_steps(run)} steps"
+    return f"the same loss at each of {_steps(run)} steps (largest difference {worst:.0e})"
+
+
+def _steps(run: Mapping[str, Any]) -> int:
+    return int(run["losses"][-1][0]) if run["losses"] else 0
 
 
 def unequal_budgets(results: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,6 @@ import re
 import socket
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -108,54 +107,3 @@ def test_other_launchers_find_their_place_without_a_gpu(launcher, tmp_path, monk
         monkeypatch.setenv("SLURM_NNODES", "2")
         with pytest.raises(RuntimeError, match="MASTER_ADDR"):
             prepare_distributed(launcher, cfg)
-
-
-JOB = """
-import os, pathlib, sys, torch
-from moco_plugins import MoCo, plugins
-from moco_plugins.data.loader import make_loader
-from moco_plugins.datasets import digits
-from moco_plugins.hooks.engine import TrainingJob
-
-class Mirror:
-    batched = True
-    def __call__(self, images):
-        return images, images.flip(-1)
-
-devices, folder = int(sys.argv[1]), pathlib.Path(sys.argv[2])
-torch.set_num_threads(1)
-torch.manual_seed(0)
-backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 24))
-method = MoCo(backbone, 24, queue_size=64, projection_dim=16, momentum=0.9)
-seen = []
-loader = make_loader(digits(None)[0].subset(range(128)), Mirror(), lambda x: x, batch_size=32, seed=5)
-outcome = plugins.adapter('mmengine').engine(TrainingJob(
-    method=method, loader=loader, epochs=2, folder=folder, device='cpu', devices=devices, seed=1,
-    make_optimizer=lambda m: torch.optim.SGD(m.parameters(), 0.1, momentum=0.9),
-    make_scheduler=lambda o, total: torch.optim.lr_scheduler.OneCycleLR(o, 0.1, total_steps=total),
-    on_step=lambda step, loss: seen.append(step), on_epoch=lambda epoch: seen.append(-epoch)))
-result = folder / f"result.{os.environ.get('RANK', '0')}"
-torch.save((outcome.steps, seen, method.state_dict()), f"{result}.part")
-os.replace(f"{result}.part", result)
-os._exit(0)
-"""
-
-
-def test_a_job_on_two_devices_is_the_job_on_one(tmp_path):
-    (tmp_path / "job.py").write_text(JOB)
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    for devices in (1, 2):
-        (tmp_path / str(devices)).mkdir()
-        command = [sys.executable, "job.py", str(devices), str(devices)]
-        run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
-        assert (tmp_path / str(devices) / "result.0").exists(), run.stderr[-4000:]
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "2" / "result.1").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    results = {name: torch.load(tmp_path / name) for name in ("1/result.0", "2/result.0", "2/result.1")}
-    assert [steps for steps, _, _ in results.values()] == [8, 8, 8]
-    assert results["1/result.0"][1] == results["2/result.0"][1] == [1, 2, 3, 4, -1, 5, 6, 7, 8, -2]
-    assert results["2/result.1"][1] == []  # callbacks are called in the first process
-    for name, value in results["1/result.0"][2].items():
-        for other in ("2/result.0", "2/result.1"):
-            torch.testing.assert_close(results[other][2][name], value, rtol=1e-5, atol=1e-6, msg=name)

@@ -19,6 +19,7 @@ from moco_plugins.bench.main import bench
 from moco_plugins.bench.plan.data import load_data
 from moco_plugins.bench.plan.errors import SettingsError
 from moco_plugins.bench.plan.settings import Settings
+from moco_plugins.bench.report.comparison import engines_agree
 from moco_plugins.bench.report.page import write_report
 from moco_plugins.bench.report.table import text_table
 from moco_plugins.bench.results import Results
@@ -98,18 +99,22 @@ def test_a_seed_fixes_everything(finished: Path, tmp_path: Path, small: Make) ->
 
 
 def test_engines_agree_step_by_step(tmp_path: Path, small: Make) -> None:
-    pytest.importorskip("mmengine")
-    runs = {
-        engine: bench(small(engine=engine, tensorboard=True), tmp_path / engine, Quiet()).runs[0]
-        for engine in ("lightning", "mmengine")
-    }
-    for engine in runs:
+    engines = ("lightning", "mmengine", "accelerate")
+    for framework in ("mmengine", "accelerate"):
+        pytest.importorskip(framework)
+    runs = [bench(small(engine=engine, tensorboard=True), tmp_path / engine, Quiet()).runs[0] for engine in engines]
+    for engine in engines:
         logs = EventAccumulator(str(next((tmp_path / engine).glob("runs/*/tensorboard")))).Reload()
         assert [event.step for event in logs.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
         assert logs.Scalars("val_knn_top1")[-1].step == 6
-    pairs = zip(runs["lightning"]["losses"], runs["mmengine"]["losses"], strict=True)
-    assert all(a[0] == b[0] and abs(a[1] - b[1]) < 1e-5 for a, b in pairs)
-    assert runs["lightning"]["knn_top1"] == runs["mmengine"]["knn_top1"]
+    for steps in zip(*(record["losses"] for record in runs), strict=True):
+        assert len({step[0] for step in steps}) == 1
+        assert max(step[1] for step in steps) - min(step[1] for step in steps) < 1e-5
+    (sentence,) = engines_agree({"runs": runs})
+    assert sentence.startswith("moco-v2, seed 0: lightning, mmengine and accelerate give ")
+    assert sentence.endswith("and the same kNN accuracy.")
+    content = json.loads((tmp_path / "accelerate" / "results.json").read_text())
+    assert {"accelerate", "mmengine", "pytorch-lightning"} <= content["versions"].keys()
 
 
 def test_each_seed_has_its_own_split(tmp_path: Path, small: Make) -> None:

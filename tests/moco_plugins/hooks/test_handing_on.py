@@ -1,60 +1,8 @@
-"""Engines and adapters hand on the labels and image numbers of a batch to a method that asks for them, and to no other."""
+"""Adapters hand on the image numbers of a batch; engines too: tests/adapters/test_every_adapter.py."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 import torch
-from torch import nn
-
-from moco_plugins import MoCo
-from moco_plugins.data.arrays import ImageArray
-from moco_plugins.data.loader import make_loader
-from moco_plugins.hooks import manager as plugins
-from moco_plugins.hooks.engine import TrainingJob
-
-
-def images() -> ImageArray:
-    torch.manual_seed(0)
-    return ImageArray(torch.randint(0, 255, (32, 1, 4, 4), dtype=torch.uint8), torch.arange(32) % 3)
-
-
-def both(batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return batch.float() / 255, batch.float() / 255 + 0.1 * torch.randn(batch.shape)
-
-
-both.batched = True  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("engine", ["lightning", "mmengine"])
-def test_engines_hand_on_labels_and_image_numbers(engine: str, tmp_path: Path) -> None:
-    moco = MoCo(
-        nn.Sequential(nn.Flatten(), nn.Linear(16, 8)),
-        8,
-        queue_size=32,
-        projection_dim=4,
-        loss="supcon",
-        queue_options={"columns": {"id": "long"}},
-    )
-    data = images()
-    loader = make_loader(data, both, lambda batch: batch, 8, seed=0)
-    loader.with_ids = "ids" in moco.asks_for
-    run = plugins.adapter(engine).engine
-    assert run is not None
-    run(
-        TrainingJob(
-            method=moco,
-            loader=loader,
-            epochs=1,
-            make_optimizer=lambda method: torch.optim.SGD(method.parameters(), 0.01),
-            make_scheduler=None,
-            folder=tmp_path,
-            device="cpu",
-        )
-    )
-    assert sorted(moco.queue.columns["id"].tolist()) == list(range(32))
-    assert torch.equal(moco.queue.columns["label"], data.labels[moco.queue.columns["id"]])  # type: ignore[index]
 
 
 def test_lightlys_filenames_become_numbers_that_are_the_same_everywhere() -> None:

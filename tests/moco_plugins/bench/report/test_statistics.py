@@ -87,6 +87,24 @@ def test_engines_are_compared_step_by_step() -> None:
     assert engines_agree({"runs": same[:1]}) == []
 
 
+def test_engines_that_agree_share_a_sentence_and_others_have_their_own() -> None:
+    engines = ("lightning", "mmengine", "accelerate")
+    runs = [_run("a", seed, 0.9, engine=engine) for engine in engines for seed in (0, 1)]
+    (sentence,) = engines_agree({"runs": runs})
+    assert sentence == (
+        "a, seeds 0 and 1: lightning, mmengine and accelerate give exactly the same loss at each of 4 steps and the same kNN "
+        "accuracy."
+    )
+    runs[2]["losses"][1][1] += 2e-6  # type: ignore[index]
+    runs[5]["knn_top1"] = 0.8
+    assert [sentence.partition(": ")[2] for sentence in engines_agree({"runs": runs})] == [
+        "lightning, mmengine and accelerate give the same loss at each of 4 steps (largest difference 2e-06) and the same kNN "
+        "accuracy.",
+        "lightning and mmengine give exactly the same loss at each of 4 steps and the same kNN accuracy.",
+        "lightning and accelerate give exactly the same loss at each of 4 steps and kNN accuracies 0.9 and 0.8.",
+    ]
+
+
 def test_unequal_budgets_are_said() -> None:
     runs = [_run("a", 0, 0.9), _run("b", 0, 0.9, epochs=8)]
     sentence = unequal_budgets({"runs": runs, "baselines": [], "settings": {}})
