@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,8 +36,32 @@ def test_runs_on_colour_images(monkeypatch, capsys):
     assert len(re.findall(r"kNN accuracy (\d\.\d+)", capsys.readouterr().out)) == 2
 
 
-def test_is_short():
-    assert len(RECIPE.read_text().splitlines()) <= 40
+@pytest.mark.parametrize("name", ["moco", "fabric", "torchrun"])
+def test_is_short(name):
+    assert len((RECIPE.parent / f"{name}.py").read_text().splitlines()) <= 40
+
+
+def test_fabric_learns_in_bfloat16(monkeypatch, capsys):
+    pytest.importorskip("lightning_fabric")
+    recipe = RECIPE.parent / "fabric.py"
+    monkeypatch.setattr("sys.argv", [str(recipe), "--epochs", "2", "--precision", "bf16-mixed"])
+    runpy.run_path(str(recipe), run_name="__main__")
+    first, last = re.findall(r"kNN accuracy (\d\.\d+)", capsys.readouterr().out)
+    assert float(last) > max(0.9, float(first))
+
+
+def test_torchrun_learns_on_two_processes():
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(
+        [*torchrun, str(RECIPE.parent / "torchrun.py"), "--epochs", "2"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    first, last = re.findall(r"kNN accuracy (\d\.\d+)", run.stdout)  # one process speaks
+    assert float(last) > max(0.9, float(first)), run.stderr[-3000:]
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,11 @@ def complete(settings: Settings, data: Data) -> Settings:
     adapter = plugins.adapter(settings.engine)
     if adapter.engine is None:
         raise SettingsError(f"engine={settings.engine!r}: this adapter does not train by itself; choose another engine")
-    if importlib.util.find_spec(adapter.framework) is None:
+    if not _installed(adapter.framework):
+        here = [name for name, (_, other) in plugins.adapters().items() if other.engine and _installed(other.framework)]
         raise MissingExtraError(
             f"engine={settings.engine!r} needs {adapter.framework}, which is not installed: {adapter.install}"
+            + (f"; or --engine {here[0]}, which is there" if here else "")
         )
     settings = replace(
         settings,
@@ -82,6 +84,10 @@ def complete(settings: Settings, data: Data) -> Settings:
             for method in (*own, *settings.method_options)
         },
     )
+
+
+def _installed(framework: str) -> bool:
+    return importlib.util.find_spec(framework) is not None
 
 
 def _with_budget(settings: Settings, epochs: int) -> Settings:

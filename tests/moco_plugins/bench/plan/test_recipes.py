@@ -12,7 +12,7 @@ from moco_plugins.bench.main import bench
 from moco_plugins.bench.plan.ablations import ABLATIONS
 from moco_plugins.bench.plan.complete import complete
 from moco_plugins.bench.plan.data import load_data
-from moco_plugins.bench.plan.errors import SettingsError
+from moco_plugins.bench.plan.errors import MissingExtraError, SettingsError
 from moco_plugins.bench.plan.recipes import recipe_of
 from moco_plugins.bench.plan.runs import plan
 from moco_plugins.bench.plan.settings import Settings
@@ -141,3 +141,17 @@ def test_tuned_values_are_used_and_said(tmp_path: Path, small: Make) -> None:
     before = (tmp_path / "tune" / "results.json").stat().st_mtime_ns
     bench(settings, tmp_path, Quiet())  # continues: nothing is tried again
     assert (tmp_path / "tune" / "results.json").stat().st_mtime_ns == before
+
+
+def test_an_engine_that_is_not_installed_is_said_with_the_pip_command_and_one_that_is(
+    small: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("moco_plugins.bench.plan.complete._installed", lambda framework: framework == "transformers")
+    with pytest.raises(
+        MissingExtraError, match=r"needs lightly.*\[lightly\]\"; or --engine accelerate, which is there"
+    ):
+        _completed(small)
+    assert _completed(small, engine="accelerate").engine == "accelerate"
+    monkeypatch.setattr("moco_plugins.bench.plan.complete._installed", lambda framework: False)
+    with pytest.raises(MissingExtraError, match=r"\[lightly\]\"$"):
+        _completed(small)
