@@ -57,10 +57,9 @@ def make_scheduler(optimizer: torch.optim.Optimizer, total: int) -> torch.optim.
     return torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=total)
 
 
-def train(engine: str, folder: Path, method: nn.Module, **changes: Any) -> tuple[Steps, TrainingOutcome]:
-    """Carry out a job of two epochs; return (step, loss) of each step, and the outcome."""
-    steps: Steps = []
-    job = TrainingJob(
+def job_of(folder: Path, method: nn.Module, **changes: Any) -> TrainingJob:
+    """A job of two epochs on the CPU."""
+    return TrainingJob(
         **{
             "method": method,
             "loader": changes["loader"] if "loader" in changes else loader_of(),
@@ -69,13 +68,17 @@ def train(engine: str, folder: Path, method: nn.Module, **changes: Any) -> tuple
             "make_scheduler": make_scheduler,
             "folder": folder,
             "device": "cpu",
-            "on_step": lambda step, loss: steps.append((step, loss)),
             **changes,
         }
     )
+
+
+def train(engine: str, folder: Path, method: nn.Module, **changes: Any) -> tuple[Steps, TrainingOutcome]:
+    """Carry out a job; return (step, loss) of each step, and the outcome."""
+    steps: Steps = []
     run = plugins.adapter(engine).engine
     assert run is not None
-    return steps, run(job)
+    return steps, run(job_of(folder, method, **{"on_step": lambda step, loss: steps.append((step, loss)), **changes}))
 
 
 def plain_loop(method: Any, loader: StepLoader | None = None, epochs: int = 2, accumulate: int = 1) -> Steps:

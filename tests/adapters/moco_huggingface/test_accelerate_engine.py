@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import build, differing, loader_of, train
+from jobs import build, differing, job_of, loader_of, train
 from ranks import Ranks
 from torch import nn
 from torch.utils.data import DataLoader
@@ -77,6 +77,32 @@ def test_nothing_is_printed(tmp_path: Path, capfd: pytest.CaptureFixture[str], r
         train("accelerate", tmp_path / precision, build(), precision=precision)
     assert capfd.readouterr() == ("", "")
     assert [str(warning.message) for warning in recwarn] == []
+
+
+def test_a_step_that_the_loss_scaler_skips_moves_nothing(tmp_path: Path) -> None:
+    """As float16 has it on GPUs; torch's scaler works on the CPU, too."""
+    from moco_huggingface.engine import _Run, _state_of_its_own
+
+    method: Any = build()
+    told: list[tuple[int, int]] = []
+    scales: list[float] = []
+
+    def overflow(grad: torch.Tensor) -> torch.Tensor:
+        scales.append(accelerator.scaler.get_scale())
+        return grad * float("inf") if len(scales) == 3 else grad
+
+    next(method.query_encoder.parameters()).register_hook(overflow)
+    with _state_of_its_own():
+        accelerator = accelerate.Accelerator(cpu=True)
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        run = _Run(job_of(tmp_path, method, on_step=lambda step, loss: told.append((step, method.steps))), accelerator)
+        run.train()
+    assert told == [(step, step) for step in range(1, 8)]  # one of eight was skipped
+    assert run.scheduler is not None
+    assert run.scheduler.last_epoch == 7
+    assert scales == [8.0] * 3 + [4.0] * 5
+    assert torch.load(tmp_path / "last.pt")["scaler"]["scale"] == 4.0
+    assert all(value.isfinite().all() for value in method.state_dict().values())
 
 
 class Killed(Exception):
