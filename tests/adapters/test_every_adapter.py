@@ -277,7 +277,11 @@ os._exit(0)
 """
 
 
-@every_engine
+# bench/test_long_runs.py does it with these: starting processes is slow.
+STARTED_THERE = ("lightning", "mmengine")
+
+
+@pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine.values[0] not in STARTED_THERE])
 def test_processes_are_started_where_nobody_has(engine: str, tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(STARTED)
     here = Path(__file__).parent
