@@ -77,6 +77,7 @@ def evaluate(settings: Any, paths: Sequence[str], out: Path, progress: Any, comm
     """
     from ..data.telling import telling
     from .main import about_the_machine, described
+    from .measures import score
     from .plan.data import load_data
     from .plan.errors import SettingsError
     from .results import Results, plain, write_results
@@ -91,14 +92,13 @@ def evaluate(settings: Any, paths: Sequence[str], out: Path, progress: Any, comm
     if (out / "results.json").exists() and Results(out).content.get("kind") != "evaluate":
         raise SettingsError(f"--out {out} holds results of a training; give another --out")
     judged = open_all(paths, settings, data)
-    runs = []
+    runs, said = [], "mAP: kNN" if data.measure == "map" else "kNN"
     for one in judged:
         for note in one.notes:
             progress.say(f"{one.label}: {note}")
         runs.append(judge(one, settings))
-        progress.say(
-            f"{one.label}: kNN {100 * runs[-1]['knn_top1']:.1f} %, linear {100 * runs[-1]['linear_top1']:.1f} %"
-        )
+        knn, linear = (100 * score(runs[-1], name) for name in ("knn_top1", "linear_top1"))
+        progress.say(f"{one.label}: {said} {knn:.1f} %, linear {linear:.1f} %")
     content = {
         "kind": "evaluate",
         "settings": plain({name: getattr(settings, name) for name in ("data", "knn_k", "knn_temperature", "finetune")}),

@@ -181,6 +181,7 @@ def described(data: Data) -> dict[str, Any]:
         "pretraining_images": len(data.pretrain),
         "learnt_from": data.learnt_from,
         "labelled": data.labelled,
+        "measure": data.measure,
         "cut_by_seed": data.cut_by_seed,
         "mean": data.mean,
         "std": data.std,

@@ -34,6 +34,7 @@ def add_arguments(p: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, command: str) -> int:
     """Carry out ``moco-plugins pretrain``; return its exit status."""
     from .main import need_bench_extra
+    from .measures import score
     from .report.training_page import health
     from .run.progress import make_progress
     from .run.set_up import first_process
@@ -53,8 +54,9 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     for sentence in health(record):
         print(f"- {sentence}")
     for name, title in (("knn_top1", "kNN"), ("linear_top1", "linear probe")):
-        if record.get(name) is not None:
-            print(f"- {title} accuracy {100 * record[name]:.1f} %")
+        if score(record, name) is not None:
+            kind = "accuracy" if name in record else "mean average precision"
+            print(f"- {title} {kind} {100 * score(record, name):.1f} %")
     print(f"\nWeights: {arguments.out / 'weights.safetensors'}   report: {arguments.out / 'report.html'}")
     return 0
 
@@ -155,7 +157,8 @@ def _keep(content: Mapping[str, Any], record: Mapping[str, Any], settings: Any, 
             "versions": content["versions"],
             "date": content["date"],
         }
-        measured = {name: record[name] for name in _MEASURED if record.get(name) is not None}
+        measured_names = (*_MEASURED, *(name.replace("top1", "map") for name in _MEASURED if "top1" in name))
+        measured = {name: record[name] for name in measured_names if record.get(name) is not None}
         about = {**saved, "measured": {**measured, "in_words": health(record)}, "made": made}
         write_weights(state, about, out)
     write_training_page(content, "weights.safetensors", loading_code(settings, data), out)

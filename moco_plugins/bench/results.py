@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import replacing, write_atomically
+from .measures import by_precision
 from .plan.errors import SettingsError
 from .plan.runs import RunPlan
 from .plan.settings import Settings
@@ -124,9 +125,11 @@ class Results:
 def write_results(folder: Path, content: Mapping[str, Any]) -> None:
     """Write results.json and results.csv, each in one step."""
     write_atomically(folder / FILE, json.dumps(content, indent=1))
-    lines = [_COLUMNS]
+    precision = by_precision(content)
+    columns = [column.replace("top1", "map") if precision else column for column in _COLUMNS]
+    lines: list[Sequence[Any]] = [columns]
     for record in (*content["baselines"], *content["runs"]):
-        lines.append(tuple(record.get(column, "") for column in _COLUMNS))
+        lines.append(tuple(record.get(column, "") for column in columns))
     with (
         replacing(folder / "results.csv") as partial,
         partial.open("w", newline="", encoding="utf-8") as file,

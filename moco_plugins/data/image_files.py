@@ -16,7 +16,7 @@ from .arrays import DataNotFoundError
 from .opening import Reading, read_image
 
 
-class ImageFiles(Dataset[tuple[Any, int]]):
+class ImageFiles(Dataset[tuple[Any, Any]]):
     """Images in files: items are (image, label); label -1 where there is none.
 
     Images are PIL, "RGB" or "L", or tensors (C, H, W), uint8 or float32 from 0 to 1; see :class:`Reading`. In place of a
@@ -25,7 +25,7 @@ class ImageFiles(Dataset[tuple[Any, int]]):
 
     Args:
         files: the images.
-        labels: (N,) or None.
+        labels: (N,); (N, classes) of 0 and 1 where an image may have several; or None.
         classes: the names of the classes.
         reading: how they are read; "RGB" and "L" are short for 8 bits of three channels or one.
         image_size: the size to train at, in pixels.
@@ -76,14 +76,14 @@ class ImageFiles(Dataset[tuple[Any, int]]):
         if self._pretrain is None:
             more = self.unlabeled
             own = self.labels if self.labels is not None else torch.full((len(self),), -1)
-            labels = torch.cat([own, torch.full((len(more),), -1)])
+            labels = torch.cat([own, own.new_full((len(more), *own.shape[1:]), -1)])
             self._pretrain = self._like([*self.paths, *more.paths], labels)
         return self._pretrain
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index: int) -> tuple[Any, int]:
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
         if not -len(self) <= index < len(self):
             raise IndexError(f"index={index}: there are {len(self)} images")
         for step in range(len(self)):
@@ -98,8 +98,14 @@ class ImageFiles(Dataset[tuple[Any, int]]):
                 self._met[place] = 1
                 warnings.warn(f"{self.paths[place]} cannot be read and is left out ({type(error).__name__}: {error})")
                 continue
-            return image, int(self.labels[place]) if self.labels is not None and step == 0 else -1
+            return image, self._label(index, step == 0)
         raise DataNotFoundError(f"data: none of the {len(self)} images can be read, such as {self.paths[0]}")
+
+    def _label(self, index: int, known: bool) -> Any:
+        if self.labels is None:
+            return -1
+        label = self.labels[index] if known else torch.full_like(self.labels[index], -1)
+        return int(label) if label.ndim == 0 else label
 
     def subset(self, indices: Tensor | Sequence[int]) -> ImageFiles:
         """The images at ``indices``, as a set of the same kind."""

@@ -14,6 +14,7 @@ from .arrays import DataNotFoundError
 from .grouping import copied, joined, named_groups, numbered
 from .image_files import ImageFiles as ImageFiles
 from .kept import DAMAGED, Kept
+from .labels import labels_of_parts
 from .listing import SUFFIXES, Listing, list_images
 from .looking import absolute, look
 from .splits import train_test
@@ -60,19 +61,24 @@ def image_folder(
     own = (root / "train").is_dir()
     held = next((root / part for part in _HELD_OUT if (root / part).is_dir()), None) if own else None
     more = next((root / part for part in _UNLABELED if (root / part).is_dir()), None) if own else None
-    unlabeled = None if more is None else _listed(more, False)[0]
+    unlabeled, more_marks = (None, []) if more is None else _listed(more, held is None)
     train, marks = _listed(root / "train" if own else root, held is None)
-    parts = [train] if held is None else [train, _listed(held, False)[0]]
+    parts = [train]
+    if held is not None:
+        test, held_marks = _listed(held, False)
+        parts.append(test)
+        _tell_copies(marks, held_marks, held.name)
+        if unlabeled is not None:
+            unlabeled = _without_copies(unlabeled, more_marks, held_marks, held.name)
     files = [absolute(part.root, part.names) for part in parts]
     found = look(files[0], channels, value_range)
-    classes = sorted({name for part in parts for name in _classes(part)})
+    labels, classes = labels_of_parts(root, parts)
 
-    def made(paths: Sequence[str], names: Sequence[str]) -> ImageFiles:
-        labels = _numbers(names, classes)
-        return ImageFiles(paths, labels, classes, found.reading, found.image_size, root.name, found.statistics)
+    def made(paths: Sequence[str], own: Tensor | None) -> ImageFiles:
+        return ImageFiles(paths, own, classes, found.reading, found.image_size, root.name, found.statistics)
 
-    sets = [made(paths, _classes(part)) for paths, part in zip(files, parts, strict=True)]
-    rest = None if unlabeled is None else made(absolute(unlabeled.root, unlabeled.names), [])
+    sets = [made(paths, own) for paths, own in zip(files, labels, strict=True)]
+    rest = None if unlabeled is None else made(absolute(unlabeled.root, unlabeled.names), None)
     if len(sets) == 2:
         sets[0].unlabeled = rest
         if groups is not None:
@@ -93,7 +99,38 @@ def image_folder(
         warnings.warn(
             f"The images are of {int(named.max()) + 1} groups (--groups {groups}), each on one side of the cut as a whole."
         )
+    if rest is not None:
+        group = dict(zip(marks, whole.groups.tolist(), strict=True))
+        rest.groups = torch.tensor([group.get(mark, -1) for mark in more_marks], dtype=torch.long)
+        shared = int((rest.groups >= 0).sum())
+        if shared:
+            warnings.warn(
+                f"{shared} images without labels are copies of others; those of held-out images are not learnt from."
+            )
     return train_test(whole)
+
+
+def _tell_copies(train: Sequence[str], held: Sequence[str], name: str) -> None:
+    """A split that comes with the data is its owner's; how many images stand on both sides is said, where all were read."""
+    known = set(train)
+    shared = sum(mark in known for mark in held)
+    if shared:
+        warnings.warn(
+            f"{shared} of {len(held)} images of {name} are exact copies of images of train; the split that comes with the "
+            "data is left as it is."
+        )
+
+
+def _without_copies(more: Listing, marks: Sequence[str], held: Sequence[str], name: str) -> Listing:
+    """Images without labels that are not in the held-out part as well, as far as both were read."""
+    known = set(held)
+    apart = [place for place, mark in enumerate(marks) if mark not in known]
+    if len(apart) == len(marks):
+        return more
+    warnings.warn(
+        f"{len(marks) - len(apart)} images without labels are exact copies of images of {name}, and are left out."
+    )
+    return more.select(apart)
 
 
 def _listed(folder: Path, fingerprints: bool) -> tuple[Listing, list[str]]:
@@ -126,20 +163,6 @@ def _listed(folder: Path, fingerprints: bool) -> tuple[Listing, list[str]]:
     if not listing.names:
         raise DataNotFoundError(f"data: none of the {len(broken)} images in {folder.resolve()} can be read")
     return listing, marks
-
-
-def _classes(listing: Listing) -> list[str]:
-    """The class of each image; none where images lie beside the folders: these are not classes."""
-    if any("/" not in name for name in listing.names):
-        return []
-    return [name.partition("/")[0] for name in listing.names]
-
-
-def _numbers(names: Sequence[str], classes: Sequence[str]) -> Tensor | None:
-    if not names:
-        return None
-    number = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([number[name] for name in names])
 
 
 def _tell_shared_groups(groups: str, root: Path, parts: Sequence[Listing]) -> None:

@@ -50,7 +50,7 @@ def train_test(whole: Any, seed: int = 0) -> tuple[Any, Any]:
 
     What is together in ``whole.groups`` (N,), where that is not None, stays together; equal images of an
     :class:`ImageArray` always do. The training set remembers the ``whole``, so that the harness can cut it anew for each
-    seed, and takes its ``unlabeled`` images along.
+    seed, and takes its ``unlabeled`` images along, without copies of what is held out.
     """
     if isinstance(whole, ImageArray) and whole.groups is None:
         whole.groups = copies(whole.images)
@@ -58,5 +58,12 @@ def train_test(whole: Any, seed: int = 0) -> tuple[Any, Any]:
     train, test = whole.subset(kept), whole.subset(held_out)
     train.whole = whole
     if getattr(whole, "unlabeled", None) is not None:
-        train.unlabeled = whole.unlabeled
+        train.unlabeled = _not_held_out(whole.unlabeled, test.groups)
     return train, test
+
+
+def _not_held_out(more: Any, held: Tensor | None) -> Any:
+    """The images of no group, or of one that is not held out."""
+    if held is None or more.groups is None or not bool(torch.isin(more.groups, held).any()):
+        return more
+    return more.subset((~torch.isin(more.groups, held)).nonzero()[:, 0])

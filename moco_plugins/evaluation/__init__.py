@@ -4,8 +4,8 @@ from .checks import labelled
 from .features import evaluating, extract_features
 from .finetune import finetune
 from .geometry import alignment, effective_rank, uniformity
-from .knn import knn_accuracy, nearest
-from .metrics import balanced_accuracy, confusion, macro_auroc, mean_average_precision
+from .knn import knn_accuracy, knn_mean_average_precision, nearest
+from .metrics import average_precisions, balanced_accuracy, confusion, macro_auroc, mean_average_precision
 from .probe import PROBE_C, Probe, few_labels, linear_probe, probe
 from .robustness import CORRUPTIONS, expected_calibration_error
 
@@ -14,6 +14,7 @@ __all__ = [
     "PROBE_C",
     "Probe",
     "alignment",
+    "average_precisions",
     "balanced_accuracy",
     "confusion",
     "effective_rank",
@@ -23,6 +24,7 @@ __all__ = [
     "few_labels",
     "finetune",
     "knn_accuracy",
+    "knn_mean_average_precision",
     "labelled",
     "linear_probe",
     "macro_auroc",

@@ -1,4 +1,4 @@
-"""Multinomial logistic regression on a whole set at once: L-BFGS in a basis where the problem is round.
+"""Logistic regression, multinomial or of each class by itself, on a whole set: L-BFGS in a basis where the problem is round.
 
 Features of neural networks, and raw pixels more so, are correlated: their covariance has a few large eigenvalues and very
 many small ones, and a plain L-BFGS needs hundreds of passes over the data. The Hessian of the loss lies below a multiple of
@@ -34,17 +34,18 @@ class LogisticRegression:
     """argmin over (W, b) of mean cross-entropy of (X W + b) + |W|² / (2 s), with the intercept b not penalised.
 
     For two classes W is one vector and its negative, penalised as that one vector, as in scikit-learn's
-    ``LogisticRegression(C=s / N)``, which finds the same minimum.
+    ``LogisticRegression(C=s / N)``, which finds the same minimum. Where an image may have several labels, each class is a
+    binary regression of its own, and the loss their sum: scikit-learn's ``OneVsRestClassifier``.
 
     Args:
         features: X, (N, D), float; standardised, or at least centred and of one scale.
-        labels: (N,), class numbers from 0 to ``classes`` - 1.
-        classes: number of classes, 2 or more.
+        labels: (N,), class numbers from 0 to ``classes`` - 1; or (N, classes) of 0 and 1, each class with both.
+        classes: number of classes, 2 or more; of several labels 1 or more.
     """
 
     def __init__(self, features: Tensor, labels: Tensor, classes: int) -> None:
-        self.features, self.classes = features, classes
-        self.targets = F.one_hot(labels, classes).to(features.dtype)
+        self.features, self.classes, self.several = features, classes, labels.ndim == 2
+        self.targets = (labels if self.several else F.one_hot(labels, classes)).to(features.dtype)
         self._basis = basis(features)
         self._start = features.new_zeros(features.shape[1] + 1, classes)  # the last solution
 
@@ -55,16 +56,21 @@ class LogisticRegression:
         ``tolerance`` is the largest component of the gradient at the end.
         """
         x, count = self.features, len(self.features)
-        penalty = (2.0 if self.classes == 2 else 1.0) / strength
+        penalty = (2.0 if self.classes == 2 and not self.several else 1.0) / strength
 
         def objective(point: Tensor) -> tuple[float, Tensor]:
-            shifted = torch.log_softmax(torch.addmm(point[-1], x, point[:-1]), 1)
-            value = -(shifted * self.targets).sum() / count + penalty / 2 * point[:-1].square().sum()
-            error = shifted.exp_().sub_(self.targets).div_(count)
+            logits = torch.addmm(point[-1], x, point[:-1])
+            if self.several:
+                loss, told = F.softplus(logits).sum() - (logits * self.targets).sum(), logits.sigmoid()
+            else:
+                shifted = torch.log_softmax(logits, 1)
+                loss, told = -(shifted * self.targets).sum(), shifted.exp_()
+            value = loss / count + penalty / 2 * point[:-1].square().sum()
+            error = told.sub_(self.targets).div_(count)
             return float(value), torch.cat([(error.T @ x).T + penalty * point[:-1], error.sum(0, keepdim=True)])
 
         # The curvature of a class's logit is p (1 - p): what that is before anything is learnt is near enough.
-        curvature = (self.classes - 1) / self.classes**2
+        curvature = 0.25 if self.several else (self.classes - 1) / self.classes**2
         floor = 1 / (curvature * self._basis.rest + penalty)
         gain = (1 / (curvature * self._basis.values + penalty) - floor)[:, None]
 

@@ -24,16 +24,16 @@ def macro_auroc(scores: Tensor, labels: Tensor) -> float:
 
     Args:
         scores: (M, classes), probabilities or logits.
-        labels: (M,).
+        labels: (M,), or (M, classes) of 0 and 1.
 
     Raises:
-        ValueError: there are fewer than two classes among the labels.
+        ValueError: there are fewer than two classes among the labels, or of several none with images in it and not in it.
     """
     from sklearn.metrics import roc_auc_score
 
     areas = []
     for number in range(scores.shape[1]):
-        own = labels == number
+        own = labels == number if labels.ndim == 1 else labels[:, number] > 0
         if bool(own.any()) and not bool(own.all()):
             areas.append(float(roc_auc_score(own.numpy(), scores[:, number].numpy())))
     if not areas:
@@ -51,15 +51,21 @@ def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
     Raises:
         ValueError: shapes differ, or no class has an image.
     """
+    found = [value for value in average_precisions(scores, labels) if value is not None]
+    if not found:
+        raise ValueError("labels has no class with an image; a mean average precision needs one")
+    return sum(found) / len(found)
+
+
+def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
+    """The average precision of each class; None where it has no image. Arguments as for :func:`mean_average_precision`."""
     from sklearn.metrics import average_precision_score
 
     if scores.shape != labels.shape:
         raise ValueError(
             f"labels has shape {tuple(labels.shape)} and scores {tuple(scores.shape)}; both are (M, classes)"
         )
-    there = [number for number in range(labels.shape[1]) if bool(labels[:, number].any())]
-    if not there:
-        raise ValueError("labels has no class with an image; a mean average precision needs one")
-    return sum(
-        float(average_precision_score(labels[:, number].numpy(), scores[:, number].numpy())) for number in there
-    ) / len(there)
+    return [
+        float(average_precision_score(own.numpy(), told.numpy())) if bool(own.any()) else None
+        for own, told in zip(labels.T, scores.T, strict=True)
+    ]

@@ -24,7 +24,8 @@ from .errors import SettingsError
 class Data:
     """A loaded data set.
 
-    ``labelled``: accuracy can be measured, that is, all images have labels and there are two classes or more.
+    ``labelled``: accuracy can be measured, that is, all images have labels and there are two classes or more. ``measure``:
+    what that is, "top1", or "map" (mean average precision) where images have several labels.
     ``notes``: what the reader of the results must know of it. ``more``: images that are learnt from in place of those of
     ``train``, and ``learnt_from`` the name of their set, where it is another one.
     """
@@ -40,6 +41,7 @@ class Data:
     notes: tuple[str, ...] = ()
     more: Any = None
     learnt_from: str | None = None
+    measure: str = "top1"
 
     @property
     def classes(self) -> Sequence[str]:
@@ -106,32 +108,39 @@ def load_data(
         raise SettingsError(f"data={given!r} has {len(train)} training and {len(test)} test images: too few")
     channels, height, width = as_float(train[0][0]).shape
     mean, std = _statistics(train, channels)
-    labelled, notes = _labels(train, test)
+    labelled, measure, notes = _labels(train, test)
     notes += [str(warning.message) for warning in caught if warning.category is UserWarning]
     if labelled and knn_k > len(train):
         notes.append(
             f"kNN asks for k = {knn_k} neighbours and there are {len(train)} training images: all of them vote."
         )
-    if labelled and len(test) < knn_k:
+    if labelled and measure == "top1" and len(test) < knn_k:
         notes.append(
             f"There are only {len(test)} test images: accuracy moves in steps of {100 / len(test):.1f} points."
         )
     size = image_size or getattr(train, "image_size", None) or as_size(height, width)
     shown = path.resolve().name if name == "imagefolder" and given == root else given
-    return Data(shown, train, test, channels, size, labelled, mean, std, tuple(notes))
+    return Data(shown, train, test, channels, size, labelled, mean, std, tuple(notes), measure=measure)
 
 
-def _labels(train: Any, test: Any) -> tuple[bool, list[str]]:
+def _labels(train: Any, test: Any) -> tuple[bool, str, list[str]]:
+    """Whether there is something to measure, what, and what is to be said of it."""
     parts = [labels_of(part) for part in (train, test)]
     if any(int(labels.min()) < 0 for labels in parts):
-        return False, ["The images have no labels: accuracy is left out."]
+        return False, "top1", ["The images have no labels: accuracy is left out."]
     if parts[0].ndim > 1:
-        return False, [
-            "Images have several labels: accuracy is left out; moco_plugins.evaluation has their mean precision."
-        ]
+        if not bool((parts[0].any(0) & ~parts[0].all(0) & parts[1].any(0)).any()):
+            return False, "map", ["No class has images in it and not in it: accuracy is left out."]
+        bare = int((~parts[0].any(1)).sum() + (~parts[1].any(1)).sum())
+        without = f" {bare} images are of no class." if bare else ""
+        return (
+            True,
+            "map",
+            [f"Images may have several labels: what is measured is the mean average precision (mAP).{without}"],
+        )
     if len(torch.unique(parts[0])) < 2:
-        return False, ["All training images are of one class: accuracy is left out."]
-    return True, []
+        return False, "top1", ["All training images are of one class: accuracy is left out."]
+    return True, "top1", []
 
 
 def _statistics(train: Any, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -61,6 +61,8 @@ def draw_confusion(record: Mapping[str, Any], folder: Path) -> Picture | None:
 
 
 def _table(classes: Sequence[Mapping[str, Any]]) -> str:
+    if "average_precision" in classes[0]:
+        return _of_several(classes)
     worst = sorted(classes, key=lambda row: (row["recall"] is None, row["recall"]))[:_ROWS]
     lines = "".join(
         f"<tr><th scope=row>{text(row['class'])}</th><td>{row['images']}</td><td>{_percent(row['recall'])}</td>"
@@ -73,6 +75,22 @@ def _table(classes: Sequence[Mapping[str, Any]]) -> str:
         f"<th scope=col>recall %</th><th scope=col>precision %</th></tr></thead><tbody>{lines}</tbody></table></div>"
         "<p class=note>Recall: which part of a class's images is recognised; precision: which part of the images that are told "
         f"to be of a class is. By the linear probe; worst first.{left}</p>"
+    )
+
+
+def _of_several(classes: Sequence[Mapping[str, Any]]) -> str:
+    worst = sorted(
+        (row for row in classes if row["average_precision"] is not None), key=lambda row: row["average_precision"]
+    )
+    lines = "".join(
+        f"<tr><th scope=row>{text(row['class'])}</th><td>{row['images']}</td><td>{_percent(row['average_precision'])}</td></tr>"
+        for row in worst[:_ROWS]
+    )
+    left = f" The {_ROWS} lowest, of {len(worst)} with test images." if len(worst) > _ROWS else ""
+    return (
+        "<div class=scroll tabindex=0><table><thead><tr><th scope=col>class</th><th scope=col>test images</th>"
+        f"<th scope=col>average precision %</th></tr></thead><tbody>{lines}</tbody></table></div>"
+        f"<p class=note>Of each class by itself, by the linear probe; lowest first.{left}</p>"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..measures import score
 from .statistics import Difference, Summary, holm, paired, summarise
 from .table import Row, mean, rows
 
@@ -87,7 +88,7 @@ def _apart(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[float]:
 
 
 def _alike(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    if len(first["losses"]) != len(second["losses"]) or first.get("knn_top1") != second.get("knn_top1"):
+    if len(first["losses"]) != len(second["losses"]) or score(first, "knn_top1") != score(second, "knn_top1"):
         return False
     return max(_apart(first, second), default=0.0) <= SAME_LOSS
 
@@ -95,7 +96,7 @@ def _alike(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 def _agreement(first: Mapping[str, Any], *alike: Mapping[str, Any]) -> str:
     engines = join([record["engine"] for record in (first, *alike)])
     worst = max((difference for other in alike for difference in _apart(first, other)), default=0.0)
-    return f"{engines} give {_how(first, worst)} and the same kNN accuracy."
+    return f"{engines} give {_how(first, worst)} and the same kNN {_kind(first)}."
 
 
 def _disagreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
@@ -107,8 +108,12 @@ def _disagreement(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
     if worst > SAME_LOSS:
         at = next(int(loss[0]) for loss, by in zip(first["losses"], apart, strict=True) if by > SAME_LOSS)
         return f"{engines} part at step {at} of {_steps(first)}; the losses differ by up to {worst:.1e}."
-    knn = f"kNN accuracies {first.get('knn_top1')} and {second.get('knn_top1')}"
+    knn = f"kNN {_kind(first, True)} {score(first, 'knn_top1')} and {score(second, 'knn_top1')}"
     return f"{engines} give {_how(first, worst)} and {knn}."
+
+
+def _kind(run: Mapping[str, Any], both: bool = False) -> str:
+    return "mAP" if "knn_map" in run else "accuracies" if both else "accuracy"
 
 
 def _how(run: Mapping[str, Any], worst: float) -> str:

@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...sizes import written
+from ..measures import by_precision
+from ..measures import named as measured
 from .comparison import cost_note, differences, engines_agree, join, named, seeds_of, unequal_budgets
 from .table import Row, mean, number, rows, shortened
 
@@ -71,7 +73,7 @@ def sentences(content: Mapping[str, Any], metric: str, reference: str | None) ->
         return [*said, "Accuracy could not be measured; losses and the shape of the features stand below."]
     best = scored[0]
     base = {row.label: row.values(metric) for row in table if row.baseline}
-    first = f"Best {METRICS[metric]}: {best.label}, {100 * mean(best.values(metric)):.1f} %."
+    first = f"Best {measured(METRICS[metric], by_precision(content))}: {best.label}, {100 * mean(best.values(metric)):.1f} %."
     if base.get("untrained"):
         raw = f", raw pixels {100 * mean(base['raw-pixels']):.1f} %" if base.get("raw-pixels") else ""
         first += f" The same backbone untrained reaches {100 * mean(base['untrained']):.1f} %{raw}."
@@ -102,7 +104,7 @@ def _by_chance(content: Mapping[str, Any], metric: str) -> list[str]:
     """How far apart two accuracies on the same test images must be to mean something."""
     found = [mean(row.values(metric)) for row in _runs(content, metric) if row.values(metric)]
     count = content.get("data", {}).get("test_images")
-    if not found or not count:
+    if not found or not count or by_precision(content):
         return []
     half = 196 * math.sqrt(max(found) * (1 - max(found)) / count)
     return [f"With {count} test images an accuracy of {100 * max(found):.1f} % is known to ±{half:.1f} points (95 %)."]
@@ -118,7 +120,9 @@ def _below_baselines(content: Mapping[str, Any], metric: str) -> list[str]:
         if below:
             names = named(below, scored)
             who = "No method reaches" if len(below) == len(scored) else f"{join(names)} {_stay(names)} below"
-            found.append(f"{who} the {METRICS[metric]} of {base.label} ({100 * bar:.1f} %).")
+            found.append(
+                f"{who} the {measured(METRICS[metric], by_precision(content))} of {base.label} ({100 * bar:.1f} %)."
+            )
     return found
 
 
@@ -192,7 +196,8 @@ def table_note(content: Mapping[str, Any]) -> str:
     )
     when = "" if judged_only(content) else " that were not looked at before the last epoch"
     return (
-        f"{spread}Accuracy on test images{when}; balanced: the mean of the classes' recalls, and AUROC the mean of their areas "
+        f"{spread}{measured('Accuracy', by_precision(content))} on test images{when}; balanced: the mean of the classes' "
+        "recalls, and AUROC the mean of their areas "
         f"under the ROC curve, both of the linear probe. Alignment: squared distance of an "
         "image's two views; uniformity: 0 where all images are one point, lower is more even; rank: directions in use."
     )

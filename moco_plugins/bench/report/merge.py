@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..measures import score
 from ..plan.errors import SettingsError
 
 
@@ -53,7 +54,7 @@ def _same_run(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def _same_scores(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return one["seed"] != other["seed"] or all(
-        one.get(key) == other.get(key) for key in ("knn_top1", "linear_top1", "uniformity")
+        score(one, key) == score(other, key) for key in ("knn_top1", "linear_top1", "uniformity")
     )
 
 

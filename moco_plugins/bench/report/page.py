@@ -9,6 +9,7 @@ from typing import Any
 
 from ...files import write_atomically
 from ...hooks import manager as plugins
+from ..measures import by_precision, named
 from ..results import FILE, Results, write_results
 from . import figures, findings
 from .classes import classes_section
@@ -56,8 +57,10 @@ def write_report(
     out.mkdir(parents=True, exist_ok=True)
     if "merged" in content and (not (out / FILE).exists() or "merged" in Results(out).content):
         write_results(out, content)
-    labelled = content.get("data", {}).get("labelled", True)
+    labelled = content.get("data", {}).get("labelled", True) and not by_precision(content)
     pictures = figures.draw_all(content, out / "figures", metric)
+    if by_precision(content):
+        pictures = [replace(one, title=named(one.title, True), caption=named(one.caption, True)) for one in pictures]
     kept: dict[str, Picture] = {}
     for folder, name in zip(folders, _names(folders), strict=True):
         for picture in kept_pictures(folder / "figures", labelled):
@@ -199,7 +202,8 @@ def _cost(table: Sequence[Row]) -> str:
         return ""
     whole = (
         "" if all(row.seeds < 2 for row in runs)
-        else f"<details><summary>Every run</summary>{results_table([one for row in runs for one in each(row)], _RUN)}</details>"
+        else "<details><summary>Every run</summary>"
+        f"{results_table([one for row in runs for one in each(row)], with_values(_RUN, runs))}</details>"
     )  # fmt: skip
     note = f"<p class=note>{text(findings.COST_NOTE)}</p>"
     return f"<section class=cost><h2>What it cost</h2>{results_table(runs, _COST)}{note}{whole}</section>"

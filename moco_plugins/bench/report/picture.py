@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..measures import score
 from .table import Row, mean
 
 
@@ -20,7 +21,9 @@ class Picture:
 
 def curve(row: Row, x: str, y: str) -> list[tuple[float, float]]:
     """The mean over seeds of a curve, at the points that all seeds have."""
-    curves = [[(p[x], p[y]) for p in record.get("curve", []) if p.get(y) is not None] for record in row.records]
+    curves = [
+        [(p[x], score(p, y)) for p in record.get("curve", []) if score(p, y) is not None] for record in row.records
+    ]
     curves = [points for points in curves if points]
     if not curves:
         return []

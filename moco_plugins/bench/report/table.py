@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..measures import named, score
+
 
 @dataclass(frozen=True)
 class Row:
@@ -40,7 +42,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def _values(records: Sequence[Mapping[str, Any]], name: str) -> tuple[float, ...]:
-    return tuple(float(record[name]) for record in records if record.get(name) is not None)
+    found = (score(record, name) for record in records)
+    return tuple(float(value) for value in found if value is not None)
 
 
 def rows(results: Mapping[str, Any], metric: str = "knn_top1") -> list[Row]:
@@ -134,9 +137,12 @@ _OPTIONAL = ("fine-tuned", "balanced %", "AUROC")
 
 
 def with_values(cells: Mapping[str, Callable[[Row], str]], table: Sequence[Row]) -> dict[str, Callable[[Row], str]]:
-    """The columns without those that nobody has asked for."""
+    """The columns without those that nobody has asked for, named for what was measured."""
+    precision = any("knn_map" in record for row in table for record in row.records)
     return {
-        name: cell for name, cell in cells.items() if name not in _OPTIONAL or any(cell(row) != "–" for row in table)
+        named(name, precision): cell
+        for name, cell in cells.items()
+        if name not in _OPTIONAL or any(cell(row) != "–" for row in table)
     }
 
 

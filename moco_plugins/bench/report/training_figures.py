@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..measures import score
 from . import style
 from .health import STALE
 from .picture import Picture
@@ -29,7 +30,7 @@ def draw_training(record: Mapping[str, Any], folder: Path) -> list[Picture]:
             f"One minus the cosine between a key in the queue and its image's key today. Over {STALE} keys are stale.", False,
         ),
     ):  # fmt: skip
-        points = [(point["epoch"], point[name]) for point in curve if point.get(name) is not None]
+        points = [(point["epoch"], score(point, name)) for point in curve if score(point, name) is not None]
         if len(points) > 1:
             drawn.append(_line(points, folder / file, title, caption, percent))
     return [picture for picture in drawn if picture is not None]

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...files import write_atomically
+from ..measures import by_precision, named
 from . import findings
 from .classes import classes_section
 from .health import in_words
 from .html import code, definitions, document, header, listing, section, text
 from .page import RESULTS, kept_pictures, results_table
-from .table import number, percent, rows
+from .table import number, percent, rows, with_values
 from .training_figures import draw_training
 
 #: What baselines are called where one training is looked at.
@@ -26,7 +27,7 @@ def write_training_page(content: Mapping[str, Any], weights: str, loading: str, 
     (record,) = content["runs"]
     labelled = bool(content["data"]["labelled"])
     pictures = draw_training(record, out / "figures")
-    kept = kept_pictures(out / "figures", labelled)
+    kept = kept_pictures(out / "figures", labelled and not by_precision(content))
     title = f"{record['label']} on {content['data'].get('learnt_from') or content['data']['name']}"
     parts = [
         header("moco-plugins pretrain", title, summary(content, record)),
@@ -71,15 +72,22 @@ def summary(content: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
     before = next((row for row in table if row.baseline), None)
     if after is not None and after.knn:
         was = f" It was {percent(before.knn)} % before training." if before is not None and before.knn else ""
-        said.append(f"kNN accuracy on {number(data['test_images'])} test images: {percent(after.knn)} %.{was}")
+        said.append(
+            f"{named('kNN accuracy', by_precision(content))} on {number(data['test_images'])} test images: "
+            f"{percent(after.knn)} %.{was}"
+        )
     return said
 
 
 def _accuracy(content: Mapping[str, Any]) -> str:
     table = [replace(row, label=BEFORE) if row.baseline else row for row in rows(content)]
-    cells = {name: cell for name, cell in RESULTS.items() if name in _COLUMNS}
+    cells = with_values({name: cell for name, cell in RESULTS.items() if name in _COLUMNS}, table)
+    heading, precision = "Accuracy", by_precision(content)
     note = "Accuracy of the frozen backbone on test images that it has not learnt from. Rank: directions in use."
-    return f"<section class=results><h2>Accuracy</h2>{results_table(table, cells)}<p class=note>{note}</p></section>"
+    return (
+        f"<section class=results><h2>{named(heading, precision)}</h2>{results_table(table, cells)}"
+        f"<p class=note>{named(note, precision)}</p></section>"
+    )
 
 
 def _settings(content: Mapping[str, Any], record: Mapping[str, Any]) -> Sequence[tuple[str, object]]:

@@ -130,7 +130,7 @@ def _finetuned(backbone: nn.Module, width: int, data: Data, settings: Settings) 
         return {}
     finish = Normalise(data.mean, data.std)
     found = finetune(backbone, width, data.train, data.test, finish, data.image_size, settings.finetune)
-    return {"finetune_top1": found.accuracy}
+    return {f"finetune_{data.measure}": found.score}
 
 
 def untrained_and_raw(judged: Sequence[Judged], settings: Settings) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def draw_features(
 ) -> None:
     """The pictures of one method's features: nearest neighbours and a map."""
     draw_neighbours(train, test, data, label, folder)
-    if data.labelled:
+    if data.labelled and data.measure == "top1":
         draw_projection(test, data.classes, label, folder)
     else:
         draw_thumbnails(test[0], data, label, folder)
@@ -68,12 +68,13 @@ def draw_neighbours(
     size = at_most(data.image_size, 96)
     queries, _ = as_batch(data.test, chosen.tolist(), size)
     columns = [queries, *(as_batch(data.train, column.tolist(), size)[0] for column in nearest.T)]
-    wrong = [[False] * len(chosen), *((train[1][column] != test[1][chosen]).tolist() for column in nearest.T)]
+    truth = test[1][chosen]
+    wrong = [[False] * len(chosen), *((train[1][column] != truth).tolist() for column in nearest.T)]
     return save_grid(
         columns,
         folder / NEIGHBOURS.format(file_name(label)),
         ["test image", *[f"{nth} nearest" for nth in ("1st", "2nd", "3rd", "4th")][: nearest.shape[1]]],
-        wrong,
+        wrong if truth.ndim == 1 else None,
     )
 
 

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import Any, Protocol
 
+from ..measures import score
+
 KINDS = ("bar", "quiet", "json")
 
 
@@ -64,8 +66,9 @@ class Bars:
 
     def epoch(self, epoch: int, values: dict[str, float]) -> None:
         """Show the accuracy."""
-        if "val_knn_top1" in values:
-            self._values["kNN"] = f"{100 * values['val_knn_top1']:.1f}%"
+        knn = score(values, "val_knn_top1")
+        if knn is not None:
+            self._values["kNN" if "val_knn_top1" in values else "kNN mAP"] = f"{100 * knn:.1f}%"
 
     def end(self, record: dict[str, Any]) -> None:
         """Close the bar."""
@@ -141,7 +144,7 @@ class JsonLines:
 
     def end(self, record: dict[str, Any]) -> None:
         """Say how the run ended."""
-        kept = ("status", "knn_top1", "linear_top1", "images_per_second", "error")
+        kept = ("status", "knn_top1", "linear_top1", "knn_map", "linear_map", "images_per_second", "error")
         self._emit("end", **{name: record[name] for name in kept if name in record})
 
     def say(self, text: str) -> None:

@@ -17,7 +17,7 @@ from .by_class import by_class
 from .recipe import Normalise, build_views
 
 #: Fractions of the labels that further linear probes get.
-FEW = {"linear_top1_1pct": 0.01, "linear_top1_10pct": 0.1}
+FEW = {"1pct": 0.01, "10pct": 0.1}
 #: Test images whose two views tell the alignment.
 ALIGNED = 500
 Features = tuple[Tensor, Tensor]
@@ -41,21 +41,25 @@ def evaluate(
 
 
 def score(train: Features, test: Features, settings: Settings, data: Data, seed: int) -> dict[str, Any]:
-    """The accuracies of given features, and what the features look like."""
+    """The accuracies of given features, or mean average precisions (``map`` in their names), and how the features lie."""
     found: dict[str, Any] = {
         "uniformity": evaluation.uniformity(test[0]),
         "effective_rank": evaluation.effective_rank(test[0]),
     }
     if not data.labelled:
         return found
-    train, test = ((x[rows], y[rows]) for (x, y) in (train, test) for rows in [evaluation.labelled(y)])
-    probe_seed = key(seed, "probe") % 2**31
-    found["knn_top1"] = evaluation.knn_accuracy(*train, *test, settings.knn_k, settings.knn_temperature)
-    probe = evaluation.probe(*train, *test, seed=probe_seed)
-    found["linear_top1"], found["linear_c"] = probe.accuracy, probe.strength
+    rows = [evaluation.labelled(labels) for _, labels in (train, test)]
+    train, test = ((x[own], y[own]) for (x, y), own in zip((train, test), rows, strict=True))
+    groups = getattr(data.train, "groups", None)
+    held: dict[str, Any] = {"seed": key(seed, "probe") % 2**31, "groups": None if groups is None else groups[rows[0]]}
+    kind = data.measure
+    knn = evaluation.knn_mean_average_precision if kind == "map" else evaluation.knn_accuracy
+    found[f"knn_{kind}"] = knn(*train, *test, settings.knn_k, settings.knn_temperature)
+    probe = evaluation.probe(*train, *test, **held)
+    found[f"linear_{kind}"], found["linear_c"] = probe.score, probe.strength
     found.update(by_class(probe, data.classes))
     for name, fraction in FEW.items():
-        found[name], _ = evaluation.linear_probe(*train, *test, fraction=fraction, seed=probe_seed)
+        found[f"linear_{kind}_{name}"], _ = evaluation.linear_probe(*train, *test, fraction=fraction, **held)
     return found
 
 

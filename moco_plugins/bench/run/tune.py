@@ -54,7 +54,7 @@ def tuned(settings: Settings, data: Data, out: Path, one: One) -> tuple[Settings
             if results.find(run, settings.engine) is None:
                 one(run, results, short, part)
             found = next((r for r in results.runs if (r["label"], r["seed"]) == (run.label, run.seed)), {})
-            score = found.get("knn_top1")
+            score = found.get(f"knn_{data.measure}")
             status = found.get("status", "failed")
             records.append({"method": method, "seed": run.seed, "values": values, "knn_top1": score, "status": status})
     picks = {method: pick([r for r in records if r["method"] == method]) for method in trials}

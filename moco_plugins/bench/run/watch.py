@@ -135,6 +135,9 @@ class Watch:
             k, temperature = self.settings.knn_k, self.settings.knn_temperature
             if y.ndim == 1:
                 values["val_knn_top1"] = evaluation.knn_accuracy(x[bank], y[bank], x[held], y[held], k, temperature)
+            elif bool(y[held].any()):
+                knn = evaluation.knn_mean_average_precision
+                values["val_knn_map"] = knn(x[bank], y[bank], x[held], y[held], k, temperature)
         per_epoch = max(1, len(self.data.pretrain) // (self.settings.batch_size or 1))
         recent = self.losses[-per_epoch:]
         values["loss"] = sum(recent) / max(1, len(recent))

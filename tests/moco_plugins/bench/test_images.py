@@ -93,7 +93,7 @@ def test_what_a_reader_should_know_of_a_folder_is_in_the_notes(tmp_path: Path) -
     assert data.labelled
 
 
-def test_sets_whose_images_have_several_labels_are_learnt_from_without_accuracy() -> None:
+def test_sets_whose_images_have_several_labels_are_judged_by_mean_average_precision() -> None:
     class Several:
         @staticmethod
         @hookimpl
@@ -107,8 +107,48 @@ def test_sets_whose_images_have_several_labels_are_learnt_from_without_accuracy(
         data = load_data("several", None, None, 5)
     finally:
         plugins.unregister("several")
-    assert not data.labelled
-    assert "several labels" in data.notes[0]
+    assert data.labelled
+    assert data.measure == "map"
+    assert "mean average precision (mAP)" in data.notes[0]
+
+
+def several(folder: Path) -> None:
+    """Noise with a bright left half, a bright top half, both or none, and a table that says so."""
+    lines = []
+    for part, count in (("train", 48), ("test", 24)):
+        (folder / part).mkdir(parents=True)
+        for seed in range(count):
+            pixels = np.random.default_rng([seed, count]).integers(0, 128, (12, 12, 3), dtype=np.uint8)
+            left, top = seed % 2, seed // 2 % 2
+            pixels[:, :6] += np.uint8(60 * left)
+            pixels[:6] += np.uint8(60 * top)
+            Image.fromarray(pixels).save(folder / part / f"{seed}.png")
+            lines.append(f"{part}/{seed}.png,{left},{top}")
+    (folder / "labels.csv").write_text("\n".join(["image,left,top", *lines]))
+
+
+@pytest.mark.slow
+def test_a_folder_with_a_table_of_several_labels_is_judged_and_reported_by_mean_average_precision(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    several(tmp_path / "data")
+    assert main(command(tmp_path / "data", tmp_path / "out")) == 0
+    assert "kNN mAP %" in capsys.readouterr().out
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    (record,) = results["runs"]
+    assert results["data"]["classes"] == ["left", "top"]
+    assert not [name for name in record if name.endswith("top1") or "top1_" in name]
+    raw = next(one for one in results["baselines"] if one["label"] == "raw-pixels")
+    assert raw["linear_map"] > 0.9
+    assert 0 < record["knn_map"] <= 1
+    assert [row["class"] for row in record["by_class"]] == ["left", "top"]
+    assert record["curve"][-1]["val_knn_map"] > 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "linear mAP %" in page
+    assert "Best kNN mAP: " in page
+    assert "average precision %" in page
+    assert "kNN %" not in page
+    assert "kNN accuracy" not in page
 
 
 def test_options_of_folders_need_a_folder(tmp_path: Path) -> None:

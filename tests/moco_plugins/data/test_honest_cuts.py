@@ -333,3 +333,32 @@ def test_unlabeled_images_beside_training_images_that_are_cut_here(tmp_path: Pat
     assert len(to_learn_from(train)) == 21
     again, _ = train_test(train.whole, 3)
     assert len(to_learn_from(again)) == 21
+
+
+def test_unlabeled_copies_of_images_that_are_held_out_are_not_learnt_from(tmp_path: Path) -> None:
+    fill(tmp_path / "train" / "cat", range(10))
+    fill(tmp_path / "train" / "dog", range(50, 60))
+    fill(tmp_path / "unlabeled", [*range(10), *range(50, 60), 1000])
+    with pytest.warns(UserWarning, match="20 images without labels are copies of others"):
+        train, _ = image_folder(tmp_path)
+    for seed in (0, 3):
+        learnt, test = train_test(train.whole, seed)
+        assert len(to_learn_from(learnt)) == 16 + 16 + 1
+        held = {Path(path).name for path in test.paths}
+        assert len(held) == 4
+        assert not held & {Path(path).name for path in learnt.unlabeled.paths}
+
+
+def test_copies_in_a_split_that_comes_with_the_data_are_told_and_unlabeled_ones_left_out(tmp_path: Path) -> None:
+    for part, first in (("train", 0), ("test", 6)):
+        fill(tmp_path / part / "cat", range(first, first + 8))
+        fill(tmp_path / part / "dog", range(first + 50, first + 58))
+    fill(tmp_path / "unlabeled", [8, 9, 1000])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train, test = image_folder(tmp_path)
+    said = " ".join(str(one.message) for one in caught)
+    assert (len(train), len(test)) == (16, 16)
+    assert "4 of 16 images of test are exact copies of images of train" in said
+    assert "2 images without labels are exact copies of images of test" in said
+    assert [Path(path).name for path in to_learn_from(train).paths[16:]] == [Path(train.unlabeled.paths[0]).name]
