@@ -17,10 +17,9 @@ from typing import Any
 import jobs
 import pytest
 import torch
-from jobs import ACCUMULATE, Steps, build, differing, loader_of, plain_loop, train
+from jobs import ACCUMULATE, Steps, build, differing, loader_of, plain_loader, plain_loop, train
 from ranks import Ranks
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from moco_plugins import MoCo
 from moco_plugins.steps import distributed
@@ -149,19 +148,6 @@ def test_steps_accumulated_batches_are_one(engine: str, tmp_path: Path) -> None:
 
 
 # 4. Resume: a job that was killed ends bit for bit like one that was not.
-
-
-class Noisy(TensorDataset):
-    """Two noisy copies of an image, from the global random numbers: a loader with no seeding of its own."""
-
-    def __getitem__(self, index: int) -> Any:
-        image, label = super().__getitem__(index)
-        return [image + 0.1 * torch.randn_like(image) for _ in range(2)], label
-
-
-def plain_loader() -> DataLoader[Any]:
-    digits = loader_of().dataset.images  # type: ignore[attr-defined]
-    return DataLoader(Noisy(digits.images.float() / 255, digits.labels), 40, shuffle=True)
 
 
 @pytest.mark.parametrize("make", [loader_of, plain_loader], ids=["seeded", "plain"])

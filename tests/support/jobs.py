@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from moco_plugins.core.views import AffineViews
 from moco_plugins.data.datasets import digits
@@ -118,3 +119,17 @@ class FixedViews:
 
     def __call__(self, images: Tensor) -> Sequence[Tensor]:
         return images, images.flip(-1)
+
+
+class Noisy(TensorDataset):
+    """Two noisy copies of an image, from the global random numbers: a loader with no seeding of its own."""
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)
+        return [image + 0.1 * torch.randn_like(image) for _ in range(2)], label
+
+
+def plain_loader() -> DataLoader[Any]:
+    """A shuffling loader of pairs of noisy copies."""
+    digits = loader_of().dataset.images  # type: ignore[attr-defined]
+    return DataLoader(Noisy(digits.images.float() / 255, digits.labels), 40, shuffle=True)
