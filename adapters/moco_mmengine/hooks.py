@@ -7,12 +7,13 @@ import math
 from typing import Any
 
 from mmengine.dataset import worker_init_fn
-from mmengine.dist import get_rank
+from mmengine.dist import get_rank, get_world_size
 from mmengine.hooks import Hook
 from mmengine.model import is_model_wrapper
 from torch import nn
 
 from moco_plugins.core.checks import queue_advice
+from moco_plugins.core.sharded_queue import ShardedKeyQueue
 from moco_plugins.data.seeding import key, seed_everything
 
 from .checkpoints import check_fits
@@ -27,14 +28,17 @@ class MethodHook(Hook):
     - The method learns the number of optimiser steps (momentum schedules), under DDP and accumulation too.
     - A queue as large as the data set is told, with a size to try.
     - Resuming from a checkpoint of another model is an error that says what differs.
+    - A queue that is shared out among ranks (``gather="sharded"``) is put together by all of them when the first saves.
     - Beside EMAHook, checkpoints keep the queue and the counters of the trained model, which have no average.
     """
 
     priority = "LOW"  # after EMAHook, before CheckpointHook
 
     def before_train(self, runner: Any) -> None:
-        """Tell the number of steps; seed the batches of an iteration-based loop."""
+        """Tell the number of steps; seed the batches of an iteration-based loop; let all ranks take part in saving."""
         model = unwrapped(runner.model)
+        if get_world_size() > 1 and any(isinstance(part, ShardedKeyQueue) for part in model.modules()):
+            runner.save_checkpoint = _SaveOnAllRanks(runner)
         if isinstance(model, MethodModel) and model.method.total_steps is None:
             counts = getattr(runner.optim_wrapper, "_accumulative_counts", 1)
             model.method.total_steps = math.ceil(runner.max_iters / counts)
@@ -84,6 +88,18 @@ class MethodHook(Hook):
         for name in checkpoint["state_dict"]:
             if name not in weights:
                 checkpoint["state_dict"][name] = averaged[f"module.{name}"]
+
+
+class _SaveOnAllRanks:
+    """The Runner's ``save_checkpoint``, which MMEngine runs on the first rank alone, where the others would be waited for."""
+
+    def __init__(self, runner: Any) -> None:
+        self.runner, self.save = runner, runner.save_checkpoint
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        self.save(*args, **kwargs)
+        if get_rank() != 0:
+            unwrapped(self.runner.model).state_dict()
 
 
 def _seed_worker(parts: tuple[Any, ...], worker: int) -> None:

@@ -53,7 +53,8 @@ class MoCo(SteppedModule):
         symmetric: each view is query and key in turn; the loss is the mean of both. v2+ and v3.
         in_batch_negatives: the other keys of the batch, of all ranks, are negatives too. v3 only.
         learnable_temperature: T starts at ``temperature`` and is trained (a parameter, in the logarithm), bound to 0.01
-            or more as in CLIP.
+            or more as in CLIP. It must not decay: :class:`moco_plugins.core.lars.LARS` and MoCoModule leave it out, other
+            optimisers need it in a group with ``weight_decay=0``, and the first step warns where it decays.
         projector: a projection head of your own, (N, feature_dim) -> (N, projection_dim), in place of the variant's.
         key_encoder: a second backbone of the same architecture, for backbones that cannot be deep-copied.
         shuffle_bn: "auto" (v1 and v2), True or False: keep query and key from sharing BatchNorm statistics, by

@@ -42,9 +42,10 @@ def mochi(
     Args:
         query, positive, negatives, temperature, in_batch_negatives, implementation, ids, negative_ids: see
             :func:`moco_plugins.info_nce`.
-        hardest: the negatives of largest logit to draw from; 1024. The three numbers are the paper's MoCHi (1024, 1024, 128).
-        mixed: mixtures of two of them.
-        with_query: mixtures of one of them and the query.
+        hardest: N, the negatives of largest logit to draw from; 1024. The three numbers are the paper's MoCHi (1024, 1024,
+            128), one of the settings in its tables; of a small queue take less.
+        mixed: s, mixtures of two of them; 1024.
+        with_query: s', mixtures of one of them and the query; 128.
 
     Raises:
         ValueError: as info_nce; a number below 0 (hardest: 1); a queue that is shared out among ranks.

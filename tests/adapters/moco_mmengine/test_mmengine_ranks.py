@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -60,10 +61,17 @@ def train(folder, name, batch, *launcher, options=()):
     return torch.load(checkpoint, weights_only=False)["state_dict"], losses, scores
 
 
-def test_two_processes_equal_one(tmp_path):
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+
+
+@pytest.fixture(scope="module")
+def trained_by_two(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("ranks"), "two", 16, *TORCHRUN, options=["--launcher", "pytorch"])
+
+
+def test_two_processes_equal_one(trained_by_two, tmp_path):
     one, losses, scores = train(tmp_path, "one", 32)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    two, losses_of_first, scores_of_two = train(tmp_path, "two", 16, *torchrun, options=["--launcher", "pytorch"])
+    two, losses_of_first, scores_of_two = trained_by_two
     assert len(losses) == len(losses_of_first) == 12
     assert scores == pytest.approx(scores_of_two, abs=0.02)  # one of 61 images may lie on the border
     assert two.keys() == one.keys()
@@ -75,6 +83,25 @@ def test_two_processes_equal_one(tmp_path):
     nearest = torch.cdist(one["method.queue.keys"], two["method.queue.keys"]).min(1)
     assert nearest.values.max() < 1e-3
     assert len(set(nearest.indices.tolist())) == 128
+
+
+def test_a_queue_that_is_shared_out_is_saved_whole_and_resumed_on_one_and_two_ranks(trained_by_two, tmp_path):
+    """MMEngine saves on the first rank alone, and the queue is on both."""
+    shared = ["--launcher", "pytorch", "--no-validate", "--cfg-options", "model.gather=sharded"]
+    whole, losses, _ = trained_by_two
+    state, losses_shared, _ = train(tmp_path, "shared", 16, *TORCHRUN, options=shared)
+    assert losses_shared == pytest.approx(losses, abs=1e-4)
+    assert state["method.queue.keys"].shape == (128, 16)
+    for name, value in whole.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-5, msg=name)
+    for name, batch, start, options in (("again", 16, TORCHRUN, shared), ("alone", 32, [], ["--no-validate"])):
+        shutil.copytree(tmp_path / "shared", tmp_path / name)
+        (tmp_path / name / "epoch_3.pth").unlink()
+        first = str(tmp_path / name / "epoch_2.pth")
+        resumed, _, _ = train(tmp_path, name, batch, *start, options=["--resume", first, *options])
+        for part, value in whole.items():
+            if part != "method.queue.keys" or name == "again":  # alone, images of a batch come in another order
+                torch.testing.assert_close(resumed[part], value, rtol=1e-5, atol=1e-5, msg=f"{name}: {part}")
 
 
 @pytest.mark.parametrize("launcher", ["slurm", "mpi"])
