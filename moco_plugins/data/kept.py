@@ -64,6 +64,8 @@ class Kept:
         """
         marks = [mark or "" for mark in self._known(listing)]
         todo = [place for place, mark in enumerate(marks) if not mark]
+        if not todo and len(marks) == len(self.files):  # all is as it was: nothing to keep
+            return marks
         said = Told(f"reading each image in {listing.root} once, for copies and damage", len(todo))
         with ThreadPoolExecutor(min(16, (os.cpu_count() or 1) + 1)) as pool:
             paths = (os.path.join(listing.root, listing.names[place]) for place in todo)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -54,6 +55,11 @@ def train_test(whole: Any, seed: int = 0) -> tuple[Any, Any]:
     """
     if isinstance(whole, ImageArray) and whole.groups is None:
         whole.groups = copies(whole.images)
+        again = copied(whole.groups)
+        if again:
+            warnings.warn(
+                f"{again} of {len(whole)} images are exact copies of others; copies stay on one side of the cut."
+            )
     kept, held_out = cut(whole, whole.labels, 0.2, seed)
     train, test = whole.subset(kept), whole.subset(held_out)
     train.whole = whole

@@ -362,3 +362,19 @@ def test_copies_in_a_split_that_comes_with_the_data_are_told_and_unlabeled_ones_
     assert "4 of 16 images of test are exact copies of images of train" in said
     assert "2 images without labels are exact copies of images of test" in said
     assert [Path(path).name for path in to_learn_from(train).paths[16:]] == [Path(train.unlabeled.paths[0]).name]
+
+
+def test_copies_in_an_array_that_is_cut_here_are_told() -> None:
+    images = torch.arange(20, dtype=torch.uint8).view(20, 1, 1, 1).expand(20, 1, 4, 4).clone()
+    images[7] = images[3]
+    with pytest.warns(UserWarning, match="1 of 20 images are exact copies of others"):
+        train, test = train_test(ImageArray(images, torch.arange(20) % 2))
+    values = [set(part.images[:, 0, 0, 0].tolist()) for part in (train, test)]
+    assert not values[0] & values[1]
+
+
+def test_a_folder_that_is_as_it_was_is_not_written_down_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path / "cat", range(12))
+    first = image_folder(tmp_path)[0].paths
+    monkeypatch.setattr(kept_lists.Kept, "save", lambda *_: pytest.fail("written again"))
+    assert image_folder(tmp_path)[0].paths == first
