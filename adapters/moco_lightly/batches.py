@@ -40,10 +40,18 @@ def two_views(batch: Any) -> tuple[list[Tensor], Tensor | None]:
 def _read(batch: Any) -> tuple[list[Tensor], Tensor | None] | None:
     if _is_pair(batch):  # views without labels
         return _alike(batch), None
+    if isinstance(batch, Sequence) and not isinstance(batch, str) and batch and _nested_pair(batch[0]):
+        return list(batch[0]), batch[1] if len(batch) > 1 and isinstance(batch[1], Tensor) else None
     if isinstance(batch, Sequence) and not isinstance(batch, str) and batch and _is_pair(batch[0]):
         targets = batch[1] if len(batch) > 1 and isinstance(batch[1], Tensor) else None
         return _alike(batch[0]), targets
     return None
+
+
+def _nested_pair(views: Any) -> bool:
+    """Two views that are dicts of tensors, such as tokens and their mask."""
+    both = isinstance(views, (list, tuple)) and len(views) == 2 and all(isinstance(view, Mapping) for view in views)
+    return both and views[0].keys() == views[1].keys()
 
 
 def _batches(batch: Any) -> list[Any]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from moco_plugins import Cosine, MoCo
 from moco_plugins.backbones import build_backbone
 from moco_plugins.checkpoints import load
+from moco_plugins.core.nested import rows
 from moco_plugins.hooks.method import asked_of
 from moco_plugins.sizes import Size
 from moco_plugins.steps import distributed
@@ -154,7 +155,7 @@ class MoCoBody(_Base):
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Return the loss of a batch; log it, and the online probe."""
         views, targets = batches.two_views(batch)
-        n = views[0].shape[0]
+        n = rows(views[0])
         known = asked_of(self.moco, targets, batches.ids(batch) if self.moco.asks_for else None)
         targets = batches.labels(targets) if self.probe is not None else None
         try:

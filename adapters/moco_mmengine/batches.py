@@ -74,7 +74,9 @@ class DataPreprocessor(BaseDataPreprocessor):
             )
         return [self.views.finish(half, number) for number, half in enumerate(crops)]
 
-    def _finish(self, images: Tensor) -> Tensor:
+    def _finish(self, images: Any) -> Any:
+        if isinstance(images, Mapping):  # no image: as the backbone takes it
+            return images
         images = as_float(images)
         if self.mean is None or self.std is None:
             return images
@@ -178,6 +180,8 @@ def stack(inputs: Any, samples: Any = None, two: bool = False) -> Tensor | list[
         return _stack(inputs) if first.ndim == 3 or (not two and len(inputs) == count) else list(inputs)
     if isinstance(first, (list, tuple)):
         return [_stack(view) for view in inputs]
+    if two and _nested(inputs):
+        return list(inputs)
     raise TypeError(
         f"inputs holds {type(first).__name__}, not tensors; let the pipeline end with moco_plugins.TwoViews, or with a "
         f"transform that makes tensors (mmpretrain's PackInputs). {_CURES}"
@@ -202,6 +206,8 @@ def check_views(inputs: Any) -> list[Tensor]:
         raise TypeError(f"inputs is a {type(inputs).__name__}. {_CURES}")
     if len(inputs) == 2 and all(isinstance(view, (list, tuple)) and _tensors(view) for view in inputs):
         inputs = [as_float(_stack(view)) for view in inputs]  # a preprocessor that only moves has left them so
+    if _nested(inputs):
+        return list(inputs)
     two = inputs[: len(inputs) - len(local_crops(inputs))]  # and local crops, for methods with multi-crop
     if len(two) != 2 or not all(isinstance(view, Tensor) and view.ndim >= 2 for view in inputs):
         kinds = ", ".join(
@@ -212,6 +218,11 @@ def check_views(inputs: Any) -> list[Tensor]:
             "stacked: collate_fn=dict(type='default_collate'), or data_preprocessor=dict(type='moco_plugins.DataPreprocessor')"
         )
     return list(inputs)
+
+
+def _nested(views: Any) -> bool:
+    """Two views that are dicts of tensors, such as tokens and their mask."""
+    return len(views) == 2 and all(isinstance(view, Mapping) for view in views)
 
 
 def labels_of(samples: Any, count: int) -> tuple[list[int], list[str]]:

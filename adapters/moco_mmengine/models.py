@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from moco_plugins.checkpoints import load
 from moco_plugins.core import moco as core
 from moco_plugins.core.momentum import Cosine
+from moco_plugins.core.nested import first, rows
 from moco_plugins.hooks import manager as plugins
 from moco_plugins.hooks.method import asked_of
 from moco_plugins.sizes import Size
@@ -88,17 +89,17 @@ class MethodModel(BaseModel):
         if mode != "predict":
             raise ValueError(f"mode={mode!r} is not one of loss, tensor, predict")
         labels, splits = labels_of(data_samples, len(features))
-        rows = zip(features.detach(), labels, splits, strict=True)
-        return [{"features": row, "label": label, "split": split} for row, label, split in rows]
+        known = zip(features.detach(), labels, splits, strict=True)
+        return [{"features": row, "label": label, "split": split} for row, label, split in known]
 
     def _loss(self, views: list[Tensor], data_samples: Any) -> dict[str, Tensor]:
         if self.training:
             self._tell_total_steps(1)
         asked: dict[str, Any] = asked_of(self.method)
         if asked and data_samples is not None:
-            found = {"labels": labels_of(data_samples, len(views[0]))[0], "ids": ids_of(data_samples)}
+            found = {"labels": labels_of(data_samples, rows(views[0]))[0], "ids": ids_of(data_samples)}
             asked = {
-                name: None if found[name] is None else torch.tensor(found[name], device=views[0].device)
+                name: None if found[name] is None else torch.tensor(found[name], device=first(views[0]).device)
                 for name in asked
             }
         loss = self.method(views, **asked)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import os
 
@@ -294,6 +295,83 @@ def test_ddp_equals_one_process_on_the_joined_batch(variant, two_ranks):
     for name, value in one.state_dict().items():
         assert torch.equal(first[name], second[name]), name
         torch.testing.assert_close(first[name], value, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def fit_with_checkpoints(folder, devices: int, gather: str, epochs: int, resume: str | None = None) -> dict:
+    if devices > 1:
+        os.environ["LOCAL_RANK"] = str(distributed.rank())
+    keep = pl.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+    sampler = torch.utils.data.DistributedSampler(Digits(), shuffle=False) if devices > 1 else None
+    module = build(variant="v2+", gather=gather)
+    options = {"devices": devices, **({"strategy": "ddp"} if devices > 1 else {})}
+    data = DataLoader(Digits(), 24 // devices, sampler=sampler)
+    # epochs are numbers from 0 in the names that Lightning gives
+    fit(module, data, callbacks=[keep], enable_checkpointing=True, max_epochs=epochs, ckpt_path=resume, **options)
+    return module.state_dict()
+
+
+def test_a_queue_that_is_shared_out_is_saved_whole_and_resumed_on_one_and_two_ranks(two_ranks, tmp_path):
+    whole, _ = two_ranks.run(fit_with_checkpoints, tmp_path / "whole", 2, "whole", 2)
+    shared, _ = two_ranks.run(fit_with_checkpoints, tmp_path / "shared", 2, "sharded", 2)
+    first = str(tmp_path / "shared" / "epoch=0.ckpt")
+    saved = torch.load(first, weights_only=True)["state_dict"]
+    assert saved["moco.queue.keys"].shape == (70, 8)
+    again, _ = two_ranks.run(fit_with_checkpoints, tmp_path / "again", 2, "sharded", 2, first)
+    alone = fit_with_checkpoints(tmp_path / "alone", 1, "whole", 2, first)
+    for name, value in whole.items():
+        torch.testing.assert_close(shared[name], value, atol=1e-5, rtol=1e-5, msg=name)
+        torch.testing.assert_close(again[name], shared[name], atol=1e-6, rtol=1e-6, msg=name)
+        if name != "moco.queue.keys":  # alone, images of a batch come in another order
+            torch.testing.assert_close(alone[name], value, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_labels_and_image_numbers_reach_a_method_that_asks_for_them():
+    """The queue then knows which image and which class each key is of."""
+    module = build(loss="supcon", queue_size=120, queue_options={"columns": {"id": torch.long}})
+    fit(module, loader(form="lightly"), max_epochs=1)
+    columns, digits = module.moco.queue.columns, Digits()
+    # lightly's file names are numbered; each image has been seen once, in order
+    assert columns["id"][:96].unique().numel() == 96
+    assert columns["id"][96:].tolist() == [-1] * 24
+    assert torch.equal(columns["label"][:96], digits.labels[:96])
+    assert columns["label"][96:].tolist() == [-1] * 24
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm = nn.Embedding(20, 16), nn.BatchNorm1d(16)
+
+    def forward(self, batch):
+        mask = batch["mask"][:, :, None]
+        return self.norm((self.table(batch["input_ids"]) * mask).sum(1) / mask.sum(1))
+
+
+def token_loader():
+    generator = torch.Generator().manual_seed(0)
+
+    def view():
+        return {"input_ids": torch.randint(0, 20, (5,), generator=generator), "mask": torch.ones(5)}
+
+    return DataLoader([([view(), view()], i % 3) for i in range(48)], 12)
+
+
+def test_views_may_be_dicts_of_tensors():
+    """Equal to a plain loop over the same batches."""
+    torch.manual_seed(0)
+    module = MoCoModule(Tokens(), 16, queue_size=32, projection_dim=8, momentum=0.9, lr=0.5)
+    plain = copy.deepcopy(module)
+    fit(module, token_loader(), max_epochs=1)
+    assert module.moco.steps == 4
+    plain.moco.total_steps = 4
+    optimizer = plain.recipe.build_optimizer(plain.moco, 12)
+    schedule = plain.recipe.build_schedule(optimizer, 4, 0)
+    for views, _ in token_loader():
+        optimizer.zero_grad()
+        plain.moco(views).backward()
+        optimizer.step()
+        schedule.step()
+    assert same(state(module), state(plain))
 
 
 def test_probe_learns_and_draws_no_random_numbers():

@@ -1,5 +1,7 @@
 """The model: backbones and necks of every kind, three modes, options, errors, MMEngine's initialisation and log."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -247,3 +249,35 @@ def test_the_class_without_framework_is_not_taken_for_ours():
 
     with pytest.raises(TypeError, match=r"backbone=.*must be a torch\.nn\.Module"):
         MODELS.build({"type": Core, "backbone": CONVNET, "feature_dim": 512})
+
+
+class Tokens(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = torch.nn.Embedding(20, 16)
+
+    def forward(self, batch):
+        mask = batch["mask"][:, :, None]
+        return (self.table(batch["input_ids"]) * mask).sum(1) / mask.sum(1)
+
+
+def test_views_may_be_dicts_of_tensors_and_labels_go_along():
+    from moco_mmengine.models import MoCo
+
+    def view():
+        return {"input_ids": torch.randint(0, 20, (12, 5)), "mask": torch.ones(12, 5)}
+
+    torch.manual_seed(0)
+    columns = {"columns": {"id": "long"}}
+    model = MoCo(Tokens(), feature_dim=16, queue_size=32, projection_dim=8, loss="supcon", queue_options=columns)
+    views, samples = [view(), view()], [{"gt_label": i % 3, "sample_idx": 100 + i} for i in range(12)]
+    plain = copy.deepcopy(model.method)
+    model.train()
+    batch = model.data_preprocessor({"inputs": views, "data_samples": samples}, training=True)
+    loss = model(**batch, mode="loss")["loss"]
+    labels, ids = torch.arange(12) % 3, torch.arange(12) + 100
+    assert torch.equal(loss, plain(views, labels=labels, ids=ids))
+    loss.backward()
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    assert torch.equal(model.method.queue.columns["label"][:12], labels)
+    assert torch.equal(model.method.queue.columns["id"][:12], ids)
