@@ -27,6 +27,8 @@ from reference import small_views
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from moco_plugins.core.batchnorm import encode_shuffled
+
 CASES: dict[str, tuple[Options, Options | None, list[int], int]] = {
     "default flags": ({}, {}, [6, 6], 1),
     "v1": ({"variant": "v1", "temperature": 0.2}, {}, [6, 6], 1),
@@ -210,3 +212,27 @@ def test_a_process_without_group_needs_no_flag() -> None:
         moco(small_views(4)).backward()
         optimizer.step()
         assert int(moco.queue.filled) == 4
+
+
+class SumOfBoth(nn.Module):
+    """BatchNorm over rows that come in two parts, in a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, rows: dict[str, Any]) -> torch.Tensor:
+        return self.norm(rows["a"] + rows["b"]["c"])
+
+
+def on_rank_exchange_nested(sizes: list[int]) -> list[torch.Tensor]:
+    rank = dist.get_rank()
+    rows = torch.randn(sizes[rank], 4, generator=torch.Generator().manual_seed(rank))
+    nested = encode_shuffled(SumOfBoth(), {"a": rows * 0.25, "b": {"c": rows * 0.75}}, seed=3)
+    return [nested, encode_shuffled(nn.BatchNorm1d(4), rows, seed=3), nn.BatchNorm1d(4)(rows).detach()]
+
+
+def test_parts_of_nested_views_are_exchanged_alike(two_ranks: Ranks) -> None:
+    for nested, plain, own in two_ranks.run(on_rank_exchange_nested, [6, 6]):
+        torch.testing.assert_close(nested, plain)
+        assert not torch.allclose(plain, own, atol=1e-2)  # other images' statistics
