@@ -11,7 +11,7 @@ from .frameworks import INSTALL, huggingface
 
 
 def _activate() -> None:
-    """Nothing to register: what registers our model with ``AutoModel`` is importing it."""
+    """Nothing to register: Accelerate has no registry."""
 
 
 def _train(job: TrainingJob) -> TrainingOutcome:
