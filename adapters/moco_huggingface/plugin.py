@@ -10,10 +10,6 @@ from moco_plugins.hooks.engine import Adapter, TrainingJob, TrainingOutcome
 from .frameworks import INSTALL, huggingface
 
 
-def _activate() -> None:
-    """Nothing to register: Accelerate has no registry."""
-
-
 def _train(job: TrainingJob) -> TrainingOutcome:
     huggingface("accelerate")
     from .engine import run_job
@@ -29,7 +25,6 @@ def moco_adapters() -> Sequence[Adapter]:
             name="accelerate",
             framework="transformers",
             install=INSTALL,
-            activate=_activate,
             distributions=("transformers", "accelerate"),
             engine=_train,
         )

@@ -53,10 +53,6 @@ def moco_methods() -> Mapping[str, Callable[..., nn.Module]]:
     return {name: MethodFactory(kind) for name, kind in _METHODS.items()}
 
 
-def _activate() -> None:
-    """Nothing to register: lightly and Lightning have no registry."""
-
-
 def _train(job: TrainingJob) -> TrainingOutcome:
     from .engine import train
 
@@ -72,7 +68,6 @@ def moco_adapters() -> Sequence[Adapter]:
             name="lightning",
             framework="lightly",
             install=install,
-            activate=_activate,
             distributions=("lightly", "pytorch-lightning", "lightning"),
             engine=_train,
             baselines=BASELINES,

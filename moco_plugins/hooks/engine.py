@@ -73,16 +73,16 @@ class TrainingOutcome:
 class Adapter:
     """A framework that moco-plugins works in.
 
-    ``activate`` registers our classes with the framework and may be called any number of times. ``engine`` trains a
-    :class:`TrainingJob`; ``train_config`` is the command ``moco-plugins train`` (arguments -> exit status).
-    Both import the framework when they are called, not before.
+    ``activate`` registers our classes with a framework that has a registry, and may be called any number of times.
+    ``engine`` trains a :class:`TrainingJob`; ``train_config`` is the command ``moco-plugins train`` (arguments -> exit
+    status). Both import the framework when they are called, not before.
     """
 
     name: str
     framework: str
     #: The command that brings the framework, such as ``pip install "moco-plugins[lightly]"``.
     install: str
-    activate: Callable[[], None]
+    activate: Callable[[], None] = lambda: None
     #: Distributions whose versions a report names.
     distributions: Sequence[str] = ()
     engine: Callable[[TrainingJob], TrainingOutcome] | None = None
